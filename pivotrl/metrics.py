@@ -1,0 +1,88 @@
+"""The registry of metric names: `<stage>/<noun>[/<facet>]/<reduction>`, one meaning each.
+
+Bottom tier: every layer emits through `check_name`, so an unregistered name fails where it is first used. The reduction is
+the last part of the name and says how values of one step were combined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STAGES = ("data", "profile", "select", "rollout", "objective", "optim", "sync", "eval", "time", "perf")
+REDUCTIONS = ("mean", "max", "min", "sum", "std", "frac", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One registered metric."""
+
+    name: str
+    meaning: str
+    is_timing: bool = False
+    """Wall-clock figures go to timing.json and timing.jsonl, never to files that must be equal after a resume."""
+
+
+_REGISTRY: dict[str, MetricSpec] = {}
+
+
+def register(name: str, meaning: str) -> MetricSpec:
+    """Adds a name to the registry.
+
+    Raises:
+        ValueError: for a name outside the grammar or one registered twice.
+    """
+    parts = name.split("/")
+    if not 3 <= len(parts) <= 4 or parts[0] not in STAGES or parts[-1] not in REDUCTIONS:
+        raise ValueError(f"metric name {name!r} is not <stage>/<noun>[/<facet>]/<reduction> with stage in {STAGES} and reduction in {REDUCTIONS}")
+    if name in _REGISTRY:
+        raise ValueError(f"metric name {name!r} is registered twice")
+    _REGISTRY[name] = MetricSpec(name, meaning, parts[0] in ("time", "perf") and "_per_s" in name or parts[0] == "time")
+    return _REGISTRY[name]
+
+
+def check_name(name: str) -> MetricSpec:
+    """The spec of a registered name.
+
+    Raises:
+        KeyError: for a name nobody registered.
+    """
+    if name not in _REGISTRY:
+        raise KeyError(f"metric {name!r} is not registered; add it to pivotrl/metrics.py with its meaning")
+    return _REGISTRY[name]
+
+
+def registered() -> tuple[MetricSpec, ...]:
+    """All specs in order of registration; docs/metrics.md is generated from this."""
+    return tuple(_REGISTRY.values())
+
+
+_CORE = {
+    "rollout/reward/mean": "Mean reward of the step's counted rollouts",
+    "rollout/reward/std": "Mean over groups of the within-group reward std (population); the paper's Figure 3",
+    "rollout/group_zero_variance/frac": "Share of groups whose counted rewards are all equal, so that they teach nothing",
+    "rollout/truncated/frac": "Share of rollouts cut at max_new_tokens",
+    "rollout/malformed/frac": "Share of rollouts whose action was begun but cannot be read",
+    "rollout/absent/frac": "Share of rollouts with no action in the format: plain messages",
+    "rollout/verifier_error/frac": "Share of verdicts that were the infrastructure's fault",
+    "rollout/response_tokens/mean": "Mean number of generated tokens of a rollout",
+    "rollout/response_tokens/sum": "Generated tokens of the step",
+    "rollout/prompt_tokens/sum": "Prompt tokens of the step, each group's prompt counted once",
+    "rollout/wasted_tokens/sum": "Generated tokens of zero-variance groups",
+    "objective/loss/mean": "Loss of the step, divided by the step's one global denominator",
+    "objective/kl_reference/mean": "Estimated KL(policy || reference) per action token",
+    "objective/ratio_clipped/frac": "Share of action tokens where the clipped branch was the smaller one",
+    "objective/logprob_mismatch/mean": "Mean absolute log-prob difference, trainer against engine, per action token",
+    "objective/logprob_mismatch/max": "Largest absolute log-prob difference, trainer against engine",
+    "objective/entropy/mean": "Mean entropy of the policy at action tokens, nats",
+    "optim/grad_norm/mean": "Global gradient norm before clipping",
+    "optim/lr/mean": "Learning rate of the step",
+    "sync/policy_age_steps/max": "Largest age of the policy that sampled, in optimizer steps",
+    "perf/env_turns/sum": "Assistant turns sampled so far, the cost axis against end-to-end RL",
+    "perf/rollout_tokens_per_s/mean": "Generated tokens per second of wall time",
+    "time/rollout_s/sum": "Wall time spent generating and scoring, seconds",
+    "time/train_s/sum": "Wall time spent in forward, backward and update, seconds",
+    "time/sync_s/sum": "Wall time spent handing weights to the engine, seconds",
+    "eval/held_out_reward/mean": "Mean reward on held-out pivots, same sampling as training",
+}
+for _name, _meaning in _CORE.items():
+    register(_name, _meaning)

