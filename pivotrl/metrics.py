@@ -36,7 +36,7 @@ def register(name: str, meaning: str) -> MetricSpec:
         raise ValueError(f"metric name {name!r} is not <stage>/<noun>[/<facet>]/<reduction> with stage in {STAGES} and reduction in {REDUCTIONS}")
     if name in _REGISTRY:
         raise ValueError(f"metric name {name!r} is registered twice")
-    _REGISTRY[name] = MetricSpec(name, meaning, parts[0] in ("time", "perf") and "_per_s" in name or parts[0] == "time")
+    _REGISTRY[name] = MetricSpec(name, meaning, (parts[0] in ("time", "perf") and "_per_s" in name) or parts[0] == "time")
     return _REGISTRY[name]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -111,7 +111,7 @@ class ToolCall:
             value = orjson.loads(self.arguments)
         except (orjson.JSONDecodeError, ValueError):
             return None
-        return value if isinstance(value, dict) else None
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class Verdict:
     """In [0, 1]. 0 where the kind is `INVALID`; meaningless (0) where it is `INFRA`."""
     reason: str
     """A short stable phrase that can be counted, for example ``wrong tool``."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @staticmethod
     def ok(reward: float, reason: str, **detail: Any) -> Verdict:
