@@ -1,0 +1,23 @@
+"""Fixtures for every test: the shared trajectories (never copied into the project) and single-threaded, offline numerics."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+_SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Directory of real trajectories beside the checkout. A user's clone has none; CI must have it."""
+    if not _SHARED_DATA.is_dir():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{_SHARED_DATA} is missing and CI=true: the shared trajectories must lie beside the checkout")
+        pytest.skip(f"no shared trajectories at {_SHARED_DATA}")
+    return _SHARED_DATA
