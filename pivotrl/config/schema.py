@@ -42,6 +42,15 @@ class ScratchModel(Section):
     vocab_size: PositiveInt
     """Tokens of the byte-level BPE trained on the world's text, special tokens included."""
 
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ScratchModel:
+        if self.hidden_size % self.num_attention_heads or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must divide hidden_size ({self.hidden_size}) "
+                f"and num_key_value_heads ({self.num_key_value_heads}) must divide num_attention_heads"
+            )
+        return self
+
 
 class HuggingFaceModel(Section):
     """A checkpoint directory in Hugging Face form (config.json, safetensors, tokenizer files)."""
@@ -96,7 +105,7 @@ class IngestConfig(Section):
     domain: Domain | None = None
     """Overrides the domain that the adapter assigns."""
     near_duplicate_threshold: Fraction01 = 0.95
-    """Trajectories whose shingle similarity (Jaccard, estimated by MinHash) reaches this are dropped after the first; 1 keeps all but exact copies."""
+    """Trajectories whose shingle similarity (Jaccard, by MinHash) reaches this are dropped after the first; 1 keeps all but exact copies."""
     decontamination: str | None = None
     """JSON file {"task_ids": [...], "ngrams": [...]}: trajectories that match are dropped and counted."""
     held_out_frac: Fraction01
@@ -216,6 +225,12 @@ class WindowRule(Section):
     """Lower end, included."""
     high: Annotated[Decimal, Field(ge=0, le=1)]
     """Upper end, included."""
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> WindowRule:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) must not exceed high ({self.high})")
+        return self
 
 
 class RandomTurnsRule(Section):

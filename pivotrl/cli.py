@@ -1,0 +1,132 @@
+"""The `pivotrl` command: `pivotrl VERB RECIPE [--run RUN] [key=value ...]`.
+
+Parses words and prints results; the work is in pipeline.py, imported only when a verb runs, so that `pivotrl --help` is
+quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pivotrl.errors import InfraLimitError, UserError
+
+EXIT_USER = 2
+EXIT_INFRA = 3
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="pivotrl",
+    help="PivotRL: mine pivots from expert trajectories, score them by function, train with GRPO on megatron-core.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="Folder with recipe.yaml.", show_default=False)]
+OverridesArgument = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides of recipe keys, values in YAML.")]
+RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Run directory; runs/<recipe name> where not given.")]
+
+
+def _stage(name: str, recipe: Path, run: Path | None, overrides: list[str] | None) -> None:
+    from pivotrl import pipeline
+
+    loaded = pipeline.load(recipe, overrides or [])
+    pipeline.run_stage(name, loaded, run or pipeline.default_run(loaded))
+
+
+@app.command()
+def ingest(
+    paths: Annotated[list[str], typer.Argument(metavar="RECIPE|PATHS...", help="A recipe folder, or files and folders of trajectories.")],
+    run: RunOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; with it, the words are paths rather than a recipe.")] = None,
+    format: Annotated[str, typer.Option(metavar="auto|NAME", help="Adapter name, or auto to detect it per file.")] = "auto",  # noqa: A002
+    tools: Annotated[Path | None, typer.Option(metavar="FILE", help="Tool list for sources that carry none.")] = None,
+) -> None:
+    """Trajectories in any supported format to trajectories.parquet, candidates.parquet and audit.json."""
+    if out is None:
+        _stage("ingest", Path(paths[0]), run, paths[1:])
+        return
+    from pivotrl import pipeline
+
+    pipeline.ingest_paths([Path(path) for path in paths], out, format_name=format, tools=tools)
+
+
+@app.command()
+def profile(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """K local rollouts of the frozen reference policy per candidate (Eq. 4)."""
+    _stage("profile", recipe, run, overrides)
+
+
+@app.command()
+def select(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """Keep the turns whose outcome varies and is still hard (Eq. 5)."""
+    _stage("select", recipe, run, overrides)
+
+
+@app.command()
+def sft(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """Supervised training on expert turns (Eq. 1): makes the reference policy."""
+    _stage("sft", recipe, run, overrides)
+
+
+@app.command()
+def train(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """GRPO on the selected pivots (Eq. 7)."""
+    _stage("train", recipe, run, overrides)
+
+
+@app.command(name="eval")
+def evaluate(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """Scores of the reference and the trained checkpoint, with intervals."""
+    _stage("eval", recipe, run, overrides)
+
+
+@app.command()
+def report(run_or_recipe: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run directory, or a recipe folder.")], run: RunOption = None) -> None:
+    """One self-contained HTML page about a run."""
+    from pivotrl import pipeline
+
+    pipeline.report(run_or_recipe, run)
+
+
+@app.command(name="run")
+def run_all(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """All stages in order; finished ones are not repeated."""
+    from pivotrl import pipeline
+
+    loaded = pipeline.load(recipe, overrides or [])
+    pipeline.run_all(loaded, run or pipeline.default_run(loaded))
+
+
+@app.command()
+def config(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
+    """Print every value of a recipe and where it came from."""
+    from pivotrl import pipeline
+
+    pipeline.print_config(pipeline.load(recipe, overrides or []))
+
+
+def main() -> None:
+    """Runs the command line; the one boundary where a user's error becomes a line and an exit code."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error), EXIT_USER)
+    except InfraLimitError as error:
+        _fail(str(error), EXIT_INFRA)
+    except OSError as error:
+        # A path the user named that cannot be read or written; an OSError without a file name is ours and keeps its traceback.
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}; the path must be readable and its directory writable; check the path and its permissions", EXIT_USER)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command resumes", EXIT_INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"pivotrl: error: {' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,224 @@
+"""From recipe.yaml, what it extends and `key=value` words to a checked `Recipe`, with the source of every value.
+
+Later wins: each file of `extends` in order, then the file itself, then the command line. OmegaConf merges and resolves
+`${...}`; pydantic checks. Every problem is a `UserError` that names the key, its value and the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from pivotrl.config.schema import Recipe
+from pivotrl.errors import UserError
+
+RECIPE_FILE = "recipe.yaml"
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+_EXTENDS = "extends"
+_MISSING = "???"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A checked recipe with where its values came from."""
+
+    recipe: Recipe
+    directory: Path
+    """The recipe's folder: what `{recipe}` in a path stands for."""
+    origins: Mapping[str, str]
+    """Dotted key to `file`, `command line` or `default`, for every leaf."""
+
+    def expand(self, path: str, run: Path) -> Path:
+        """A path of the recipe with `{recipe}` and `{run}` replaced."""
+        return Path(path.replace("{recipe}", str(self.directory)).replace("{run}", str(run)))
+
+    def section(self, *names: str) -> dict[str, Any]:
+        """JSON-ready dump of some sections, for a stage's manifest."""
+        return self.recipe.model_dump(mode="json", include=set(names))
+
+
+def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Loads and checks RECIPE/recipe.yaml.
+
+    Args:
+        overrides: words of the form ``train.num_steps=3``; values are YAML.
+
+    Raises:
+        UserError: for a missing file, broken YAML, a cycle in `extends`, an unknown key or a value outside its rule.
+    """
+    path = directory / RECIPE_FILE
+    if not path.is_file():
+        raise UserError(
+            f"{directory} holds no {RECIPE_FILE}", rule=f"a recipe is a folder with {RECIPE_FILE}", fix="name such a folder, for example recipes/quickstart"
+        )
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    origins: dict[str, str] = {}
+    merged: Any = OmegaConf.create({})
+    for file, tree in _layers(path, ()):
+        origins.update({key: file.name if file.parent == directory else str(file) for key in _leaves(_plain(tree))})
+        merged = OmegaConf.merge(merged, tree)
+    for word in overrides:
+        merged = OmegaConf.merge(merged, _override(word, origins))
+    try:
+        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"{path}: {_one_line(error)}", rule="every ${...} must name an existing key", fix="correct the interpolation or add the key"
+        ) from error
+    values = cast("dict[str, Any]", values)
+    _refuse_missing(values, path)
+    recipe = _checked(values, path)
+    known = {key: origins.get(key, DEFAULT) for key in _leaves(recipe.model_dump(mode="json"))}
+    known.update({key: origin for key, origin in origins.items() if any(leaf.startswith(f"{key}.") or leaf == key for leaf in known)})
+    return LoadedRecipe(recipe, directory, known)
+
+
+def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    if path.resolve() in above:
+        chain = " -> ".join(file.name for file in (*above, path))
+        raise UserError(f"`extends` goes in a circle: {chain}", rule="a file cannot extend itself", fix="remove one of the `extends`")
+    try:
+        tree = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{above[-1].name if above else path} extends {path}, which does not exist", rule="`extends` names files relative to the file it stands in", fix="correct the path") from error  # fmt: skip
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} is not readable YAML: {_one_line(error)}", rule="a recipe is a YAML mapping", fix="correct the file") from error
+    if not isinstance(tree, DictConfig):
+        raise UserError(
+            f"{path} holds a {type(OmegaConf.to_container(tree)).__name__}", rule="a recipe is a YAML mapping at its top", fix="write `key: value` lines"
+        )
+    extends = tree.pop(_EXTENDS, [])
+    for name in [extends] if isinstance(extends, str) else list(extends):
+        yield from _layers(path.parent / str(name), (*above, path.resolve()))
+    yield path, tree
+
+
+def _override(word: str, origins: dict[str, str]) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    key, equals, _ = word.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{word!r} is not an override", rule="words after the recipe have the form key=value", fix="write for example train.num_steps=3")
+    try:
+        tree = OmegaConf.from_dotlist([word])
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{word!r}: {_one_line(error)}", rule="the value is YAML", fix="quote it for the shell and for YAML") from error
+    origins.update(dict.fromkeys(_leaves(_plain(tree)), COMMAND_LINE))
+    return tree
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of everything that is not a non-empty mapping; lists are leaves."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(cast("Mapping[Any, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _plain(tree: Any) -> dict[str, Any]:
+    """The mapping as written, interpolations and `???` left as text."""
+    from omegaconf import OmegaConf
+
+    return cast("dict[str, Any]", OmegaConf.to_container(tree, resolve=False, throw_on_missing=False))
+
+
+def _refuse_missing(values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+    for key, value in values.items():
+        if value == _MISSING:
+            raise UserError(
+                f"{prefix}{key} is not set in {path}", rule="the recipe leaves it to you", fix=f"give it on the command line: {prefix}{key}=VALUE"
+            )
+        if isinstance(value, dict):
+            _refuse_missing(cast("dict[str, Any]", value), path, f"{prefix}{key}.")
+
+
+def _checked(values: Mapping[str, Any], path: Path) -> Recipe:
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        # A misspelt key is usually why another one is missing, so it is the one to name.
+        first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        location = [str(part) for part in first["loc"]]
+        key = ".".join(_without_tags(location, values)) or "the recipe"
+        value = "" if first["type"] in ("missing", "extra_forbidden") or not location else f" is {first['input']!r}"
+        if first["type"] == "extra_forbidden":
+            known = _fields_at(location[:-1])
+            close = difflib.get_close_matches(location[-1], known, n=1)
+            fix = f"did you mean {close[0]!r}?" if close else f"known keys there: {', '.join(sorted(known))}"
+            raise UserError(f"{path}: unknown key {key}{more}", rule="every key must be in the schema", fix=fix) from error
+        if first["type"] == "missing":
+            description = _description(location)
+            raise UserError(f"{path}: {key} is missing{more}", rule=f"it has no default: {description}", fix=f"add `{key}:` to the recipe") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}") from error
+
+
+def _without_tags(location: Sequence[str], values: Any) -> list[str]:
+    """Pydantic puts a union's tag into the location; the user's key path has none."""
+    path: list[str] = []
+    for part in location:
+        if isinstance(values, Mapping) and part not in values and part in (values.get("type"), values.get("rule")):
+            continue
+        path.append(part)
+        if isinstance(values, Mapping):
+            values = cast("Mapping[str, Any]", values).get(part)
+        elif isinstance(values, Sequence) and not isinstance(values, str) and part.isdigit():
+            values = cast("Sequence[Any]", values)[int(part)]
+    return path
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """All sections an annotation can hold, through unions, tuples, aliases and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    if hasattr(annotation, "__value__"):
+        yield from _models(annotation.__value__)
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _sections_at(location: Sequence[str]) -> list[type[BaseModel]]:
+    sections: list[type[BaseModel]] = [Recipe]
+    for part in location:
+        below = [model for section in sections if part in section.model_fields for model in _models(section.model_fields[part].annotation)]
+        if below:
+            sections = below
+        elif tagged := [model for model in sections if part in _tags(model)]:
+            sections = tagged
+    return sections
+
+
+def _tags(model: type[BaseModel]) -> list[str]:
+    return [str(tag) for name in ("type", "rule") if name in model.model_fields for tag in get_args(model.model_fields[name].annotation)]
+
+
+def _fields_at(location: Sequence[str]) -> list[str]:
+    return [name for section in _sections_at(location) for name in section.model_fields]
+
+
+def _description(location: Sequence[str]) -> str:
+    for section in _sections_at(location[:-1]):
+        if location and location[-1] in section.model_fields:
+            return section.model_fields[location[-1]].description or location[-1]
+    return "see docs/config.md"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
