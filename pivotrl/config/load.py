@@ -55,7 +55,9 @@ def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     path = directory / RECIPE_FILE
     if not path.is_file():
         raise UserError(
-            f"{directory} holds no {RECIPE_FILE}", rule=f"a recipe is a folder with {RECIPE_FILE}", fix="name such a folder, for example recipes/quickstart"
+            f"{directory} holds no {RECIPE_FILE}",
+            rule=f"a recipe is a folder with {RECIPE_FILE}",
+            fix="name such a folder, for example recipes/quickstart",
         )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -92,12 +94,18 @@ def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
     try:
         tree = OmegaConf.load(path)
     except FileNotFoundError as error:
-        raise UserError(f"{above[-1].name if above else path} extends {path}, which does not exist", rule="`extends` names files relative to the file it stands in", fix="correct the path") from error  # fmt: skip
+        raise UserError(
+            f"{above[-1].name} extends {path}, which does not exist",
+            rule="`extends` names files relative to the file it stands in",
+            fix="correct the path",
+        ) from error
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path} is not readable YAML: {_one_line(error)}", rule="a recipe is a YAML mapping", fix="correct the file") from error
     if not isinstance(tree, DictConfig):
         raise UserError(
-            f"{path} holds a {type(OmegaConf.to_container(tree)).__name__}", rule="a recipe is a YAML mapping at its top", fix="write `key: value` lines"
+            f"{path} holds a {type(OmegaConf.to_container(tree)).__name__}",
+            rule="a recipe is a YAML mapping at its top",
+            fix="write `key: value` lines",
         )
     extends = tree.pop(_EXTENDS, [])
     for name in [extends] if isinstance(extends, str) else list(extends):
@@ -112,7 +120,9 @@ def _override(word: str, origins: dict[str, str]) -> Any:
 
     key, equals, _ = word.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"{word!r} is not an override", rule="words after the recipe have the form key=value", fix="write for example train.num_steps=3")
+        raise UserError(
+            f"{word!r} is not an override", rule="words after the recipe have the form key=value", fix="write for example train.num_steps=3"
+        )
     try:
         tree = OmegaConf.from_dotlist([word])
     except (YAMLError, OmegaConfBaseException) as error:
@@ -167,37 +177,40 @@ def _checked(values: Mapping[str, Any], path: Path) -> Recipe:
             description = _description(location)
             raise UserError(f"{path}: {key} is missing{more}", rule=f"it has no default: {description}", fix=f"add `{key}:` to the recipe") from error
         message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}") from error
+        raise UserError(
+            f"{path}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}"
+        ) from error
 
 
 def _without_tags(location: Sequence[str], values: Any) -> list[str]:
     """Pydantic puts a union's tag into the location; the user's key path has none."""
     path: list[str] = []
     for part in location:
-        if isinstance(values, Mapping) and part not in values and part in (values.get("type"), values.get("rule")):
+        mapping = cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else None
+        if mapping is not None and part not in mapping and part in (mapping.get("type"), mapping.get("rule")):
             continue
         path.append(part)
-        if isinstance(values, Mapping):
-            values = cast("Mapping[str, Any]", values).get(part)
+        if mapping is not None:
+            values = mapping.get(part)
         elif isinstance(values, Sequence) and not isinstance(values, str) and part.isdigit():
             values = cast("Sequence[Any]", values)[int(part)]
     return path
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def section_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """All sections an annotation can hold, through unions, tuples, aliases and Annotated."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    if hasattr(annotation, "__value__"):
-        yield from _models(annotation.__value__)
-    for part in get_args(annotation):
-        yield from _models(part)
+    aliased: Any = getattr(cast("Any", annotation), "__value__", None)
+    for part in [aliased, *get_args(annotation)]:
+        if part is not None:
+            yield from section_models(part)
 
 
 def _sections_at(location: Sequence[str]) -> list[type[BaseModel]]:
     sections: list[type[BaseModel]] = [Recipe]
     for part in location:
-        below = [model for section in sections if part in section.model_fields for model in _models(section.model_fields[part].annotation)]
+        below = [model for section in sections if part in section.model_fields for model in section_models(section.model_fields[part].annotation)]
         if below:
             sections = below
         elif tagged := [model for model in sections if part in _tags(model)]:

@@ -1,0 +1,98 @@
+"""docs/config.md and docs/metrics.md from the schema and the registry, so that they cannot drift: `make docs`, checked by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAliasType, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pivotrl.config.load import section_models
+from pivotrl.config.schema import Recipe
+from pivotrl.metrics import registered
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def config_page() -> str:
+    """Markdown of every key: section by section, its type, default and meaning."""
+    lines = [
+        "# Recipe keys",
+        "",
+        "Generated from `pivotrl/config/schema.py` by `make docs`. A key without a default must be in the recipe; unknown keys fail.",
+        "`pivotrl config RECIPE` prints every value of a recipe and where it came from.",
+    ]
+    for title, model in _sections("", Recipe):
+        lines += [
+            "",
+            f"## {title or 'recipe.yaml'}",
+            "",
+            " ".join((model.__doc__ or "").split()),
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{name}` | {_type_name(info)} | {_default(info)} | {info.description or 'Chooses this form of the section.'} |"
+            for name, info in model.model_fields.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """Markdown of every registered metric."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `pivotrl/metrics.py` by `make docs`. `<stage>/<noun>[/<facet>]/<reduction>`; a name that is not here is an error.",
+        "",
+        "| name | meaning |",
+        "|---|---|",
+    ]
+    return "\n".join(lines + [f"| `{spec.name}` | {spec.meaning} |" for spec in registered()]) + "\n"
+
+
+def _sections(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield prefix, model
+    for name, info in model.model_fields.items():
+        for below in section_models(info.annotation):
+            tag = next((str(get_args(below.model_fields[key].annotation)[0]) for key in ("type", "rule") if key in below.model_fields), "")
+            yield from _sections(f"{prefix}.{name}".lstrip(".") + (f" ({tag})" if tag else ""), below)
+
+
+def _default(info: FieldInfo) -> str:
+    return "**required**" if info.is_required() else f"`{info.default}`"
+
+
+def _type_name(info: FieldInfo) -> str:
+    return f"`{_annotation_name(info.annotation)}`".replace("|", "\\|")
+
+
+def _annotation_name(annotation: Any) -> str:
+    if next(section_models(annotation), None) is not None:
+        return "list of sections" if str(annotation).startswith("tuple") else "section"
+    if annotation is type(None):
+        return "null"
+    if isinstance(annotation, TypeAliasType):
+        return _annotation_name(get_args(annotation.__value__)[0])
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(value) for value in get_args(annotation))
+    parts = [part for part in get_args(annotation) if part is not Ellipsis]
+    if not parts:
+        return str(getattr(annotation, "__name__", annotation)).lower()
+    if get_origin(annotation) is tuple:
+        return f"list of {_annotation_name(parts[0])}"
+    return " | ".join(_annotation_name(part) for part in parts)
+
+
+def main() -> None:
+    """Writes both pages."""
+    DOCS.mkdir(exist_ok=True)
+    (DOCS / "config.md").write_text(config_page())
+    (DOCS / "metrics.md").write_text(metrics_page())
+
+
+if __name__ == "__main__":
+    main()
