@@ -13,11 +13,23 @@ from typing import Any, Protocol
 from pivotrl.types import Tool, Trajectory
 
 
-class RowQuarantined(ValueError):
-    """A row that is broken (wrong schema, unreadable): kept out, recorded with file, line and this reason."""
+class _RowLeftOut(ValueError):
+    """Base of the two ways a row is left out: a countable reason, and where it lies."""
+
+    def __init__(self, reason: str, *, file: str | None = None, line: int | None = None) -> None:
+        place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        super().__init__(place + reason)
+        self.reason, self.file, self.line = reason, file, line
 
 
-class RowDropped(ValueError):
+class RowQuarantined(_RowLeftOut):
+    """A row that is broken (wrong schema, unreadable): kept out, recorded with file, line and this reason.
+
+    `file` and `line` may be left out where a `RawRow` already carries them (raised from `convert`).
+    """
+
+
+class RowDropped(_RowLeftOut):
     """A row that is well-formed but holds no trajectory to learn from (no assistant turn, empty simulation): counted with this reason."""
 
 
@@ -55,6 +67,8 @@ class RawRow:
     """Parsed JSON of the row."""
     shared: Any = None
     """Parsed JSON that the rows of a unit share (tau2's `info` and `tasks`), by reference."""
+    repairs: tuple[str, ...] = ()
+    """Names of the repairs that reading needed (see `files.parse_json`); `ingest.py` adds them to those of `convert`."""
 
 
 @dataclass(frozen=True, slots=True)
