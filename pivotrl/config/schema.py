@@ -9,18 +9,15 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from pivotrl.config.section import Fraction01, PositiveInt, Section
+from pivotrl.config.training import ClipConfig as ClipConfig
+from pivotrl.config.training import KlConfig as KlConfig
+from pivotrl.config.training import OptimizerConfig as OptimizerConfig
+from pivotrl.config.training import SftConfig, TrainConfig
+from pivotrl.config.training import ValidationConfig as ValidationConfig
 from pivotrl.types import Domain
-
-type Fraction01 = Annotated[float, Field(ge=0, le=1)]
-type PositiveInt = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys fail, values cannot change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
 class ScratchModel(Section):
@@ -248,110 +245,6 @@ class AllTurnsRule(Section):
 
 
 type SelectConfig = Annotated[Eq5Rule | WindowRule | RandomTurnsRule | AllTurnsRule, Field(discriminator="rule")]
-
-
-class OptimizerConfig(Section):
-    """Adam on megatron-core's optimizer."""
-
-    lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up from lr / warmup_steps."""
-    decay: Literal["constant", "cosine"] = "constant"
-    """After warm-up: constant, or cosine to lr / 10 at the last step."""
-    beta1: Fraction01 = 0.9
-    """Adam's first decay."""
-    beta2: Fraction01 = 0.999
-    """Adam's second decay."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Adam's epsilon."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradient clipping by global norm."""
-
-
-class SftConfig(Section):
-    """Eq. 1 on expert turns: makes the reference policy pi_0, or the SFT baseline."""
-
-    paths: tuple[str, ...] = ()
-    """Chat files to learn from beside or instead of the ingested trajectories; `{run}` and `{recipe}` are replaced."""
-    use_ingested: bool
-    """Whether the ingested training-split trajectories are demonstrations."""
-    num_steps: PositiveInt
-    """Optimizer steps."""
-    batch_sequences: PositiveInt
-    """Sequences per step."""
-    max_sequence_tokens: PositiveInt
-    """Longer conversations are cut into windows that end at an assistant turn, or dropped where one turn is longer; counted."""
-    optimizer: OptimizerConfig
-    """Optimizer settings."""
-    micro_batch_tokens: PositiveInt
-    """Padded tokens of one forward pass; changes memory, never the gradient."""
-    checkpoint_every: PositiveInt
-    """Steps between checkpoints."""
-
-
-class ClipConfig(Section):
-    """Clip range of the ratio, Eq. 7."""
-
-    low: Annotated[float, Field(gt=0, lt=1)]
-    """eps_low: ratios below 1 - low are clipped where the advantage is negative."""
-    high: Annotated[float, Field(gt=0)]
-    """eps_high: ratios above 1 + high are clipped where the advantage is positive."""
-
-
-class KlConfig(Section):
-    """KL to the reference policy pi_0, Eq. 7."""
-
-    beta: Annotated[float, Field(ge=0)]
-    """beta; 0 switches the term and the reference forward off (the public NVIDIA recipes)."""
-    estimator: Literal["k1", "k3"] = "k3"
-    """k1 = log p - log q; k3 = exp(log q - log p) - (log q - log p) - 1, never negative."""
-
-
-class ValidationConfig(Section):
-    """Held-out pivots, single-step reward."""
-
-    every_steps: PositiveInt
-    """Steps between validations; step 0 and the last step always."""
-    num_pivots: PositiveInt
-    """Held-out candidates sampled each time (the same ones)."""
-    num_samples: PositiveInt
-    """Samples per held-out candidate."""
-    patience: PositiveInt | None = None
-    """Validations without a new best before the run stops early (None: never)."""
-
-
-class TrainConfig(Section):
-    """GRPO on pivots, Algorithm 1 and Eq. 7."""
-
-    num_steps: PositiveInt
-    """Optimizer steps."""
-    pivots_per_step: PositiveInt
-    """B: pivots of one step."""
-    group_size: Annotated[int, Field(ge=2)]
-    """G: actions sampled per pivot."""
-    advantage: Literal["mean_std", "leave_one_out", "no_std", "leave_one_out_std"]
-    """mean_std is the paper's; leave_one_out_std is the incumbent's, for compatibility."""
-    aggregation: Literal["action", "token"]
-    """action: mean over actions of the mean over tokens (Eq. 7); token: mean over all action tokens."""
-    clip: ClipConfig
-    """Clip range."""
-    kl: KlConfig
-    """KL to pi_0."""
-    optimizer: OptimizerConfig
-    """Optimizer settings."""
-    updates_per_rollout: PositiveInt = 1
-    """Optimizer steps per batch of rollouts; 1 is exactly on-policy."""
-    micro_batch_tokens: PositiveInt
-    """Padded tokens of one forward pass; changes memory, never the gradient."""
-    checkpoint_every: PositiveInt
-    """Steps between checkpoints."""
-    max_infra_frac: Fraction01 = 0.05
-    """The run stops where a step has more than this share of infra verdicts."""
-    validation: ValidationConfig | None = None
-    """Held-out validation, or None."""
 
 
 class HeldOutSuite(Section):
