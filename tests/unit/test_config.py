@@ -133,7 +133,7 @@ def test_extends_in_a_circle_or_to_nowhere_is_refused(recipe_dir: Path) -> None:
 
 
 def test_a_key_the_recipe_leaves_to_the_user_is_asked_for(recipe_dir: Path) -> None:
-    (recipe_dir / "recipe.yaml").write_text(RECIPE.replace("paths: [data]", "paths: ???"))
+    (recipe_dir / "recipe.yaml").write_text(RECIPE.replace("{paths: [data], held_out_frac: 0.1}", "\n  paths: ???\n  held_out_frac: 0.1"))
     with pytest.raises(UserError, match=r"ingest\.paths is not set.*ingest\.paths=VALUE"):
         load_recipe(recipe_dir)
     assert load_recipe(recipe_dir, ["ingest.paths=[data]"]).recipe.ingest.paths == ("data",)
