@@ -57,6 +57,7 @@ def registered() -> tuple[MetricSpec, ...]:
 
 
 _CORE = {
+    "data/non_finite/count": "Metric values of the step that were NaN or infinite; they are stored as null",
     "rollout/reward/mean": "Mean reward of the step's counted rollouts",
     "rollout/reward/std": "Mean over groups of the within-group reward std (population); the paper's Figure 3",
     "rollout/group_zero_variance/frac": "Share of groups whose counted rewards are all equal, so that they teach nothing",
