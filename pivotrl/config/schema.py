@@ -198,6 +198,8 @@ class ProfileConfig(Section):
     """K: samples per candidate."""
     max_candidates: PositiveInt | None = None
     """Profile this many candidates, chosen by hash of their id (None: all)."""
+    expert_actions: Literal["all", "calls"] = "all"
+    """Which turns to profile: all of them, or only those where the expert called a tool. The number left out is reported."""
     unit_candidates: PositiveInt = 16
     """Candidates of one work unit: the grain of resuming and of batching."""
     max_resamples: PositiveInt = 2
