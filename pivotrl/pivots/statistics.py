@@ -83,11 +83,51 @@ def wilson_interval(successes: int, n: int) -> Interval:
     return Interval(share, low, high, n)
 
 
-def cluster_bootstrap_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int) -> Interval:
-    """Percentile bootstrap of the mean of `values`, whole clusters drawn with replacement (Davison and Hinkley 1997, section 3.8).
+class ClusteredMean:
+    """A mean of grouped observations, fed one at a time: holds two numbers per cluster, whatever the number of rows.
 
-    A resample's mean is the sum of its values over the number of its values, so large clusters keep their weight. One
-    cluster alone gives an interval of width 0: it says nothing about the spread between clusters.
+    >>> pass_rate = ClusteredMean()
+    >>> for task, reward in (("a", 1.0), ("a", 0.0), ("b", 0.0), ("b", 0.0)):
+    ...     pass_rate.add(task, reward)
+    >>> pass_rate.interval(seed=0)
+    Interval(value=0.25, low=0.0, high=0.5, n=4)
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, float] = {}
+        self._sizes: dict[Hashable, int] = {}
+
+    def add(self, cluster: Hashable, value: float) -> None:
+        """Adds one observation of one cluster (the trajectory or task it comes from)."""
+        self._sums[cluster] = self._sums.get(cluster, 0.0) + value
+        self._sizes[cluster] = self._sizes.get(cluster, 0) + 1
+
+    def interval(self, *, seed: int) -> Interval:
+        """Percentile bootstrap of the mean, whole clusters drawn with replacement (Davison and Hinkley 1997, section 3.8).
+
+        A resample's mean is the sum of its values over the number of its values, so large clusters keep their weight.
+        One cluster alone gives width 0: it says nothing about the spread between clusters.
+        """
+        if not self._sizes:
+            return _EMPTY
+        sums_C = np.array(list(self._sums.values()), dtype=np.float64)
+        sizes_C = np.array(list(self._sizes.values()), dtype=np.float64)
+        low, high = np.quantile(_resampled_means(sums_C, sizes_C, seed), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+        num_rows = sum(self._sizes.values())
+        return Interval(math.fsum(self._sums.values()) / num_rows, float(low), float(high), num_rows)
+
+    def share_interval(self, *, seed: int) -> Interval:
+        """`interval` for 0/1 values; where all are equal, which no resample can vary, Wilson's with one observation per cluster."""
+        interval = self.interval(seed=seed)
+        if not self._sizes or 0 < interval.value < 1:
+            return interval
+        num_clusters = len(self._sizes)
+        wilson = wilson_interval(num_clusters if interval.value else 0, num_clusters)
+        return Interval(interval.value, wilson.low, wilson.high, interval.n)
+
+
+def cluster_bootstrap_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int) -> Interval:
+    """`ClusteredMean.interval` of values that are all at hand.
 
     Args:
         values: one number per observation.
@@ -99,18 +139,10 @@ def cluster_bootstrap_interval(values: Sequence[float], clusters: Sequence[Hasha
     """
     if len(values) != len(clusters):
         raise ValueError(f"{len(values)} values but {len(clusters)} cluster labels; each value needs one")
-    if not values:
-        return _EMPTY
-    rows: dict[Hashable, int] = {}
-    for cluster in clusters:
-        rows.setdefault(cluster, len(rows))
-    row_of_value = np.array([rows[cluster] for cluster in clusters], dtype=np.int64)
-    # bincount adds in input order, so the sums do not depend on numpy's pairwise blocking.
-    sums_C = np.asarray(np.bincount(row_of_value, weights=np.asarray(values, dtype=np.float64)), dtype=np.float64)
-    sizes_C = np.asarray(np.bincount(row_of_value), dtype=np.float64)
-    means_R = _resampled_means(sums_C, sizes_C, seed)
-    low, high = np.quantile(means_R, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
-    return Interval(math.fsum(values) / len(values), float(low), float(high), len(values))
+    mean = ClusteredMean()
+    for value, cluster in zip(values, clusters, strict=True):
+        mean.add(cluster, value)
+    return mean.interval(seed=seed)
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, seed: int) -> PairedDifference:
