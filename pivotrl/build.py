@@ -1,0 +1,135 @@
+"""From a recipe's config to objects: the only place that maps a `type:` to a class, with heavy imports inside the functions.
+
+Called by pipeline.py. Nothing here runs a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.config.schema import (
+    ExactVerifierConfig,
+    HuggingFaceModel,
+    OptimizerConfig,
+    ScriptedEngineConfig,
+    ToolCallVerifierConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
+from pivotrl.errors import UserError
+
+if TYPE_CHECKING:
+    from pivotrl.megatron.trainer import Trainer
+    from pivotrl.rollouts.engine import Engine
+    from pivotrl.rollouts.local import LocalSampler
+    from pivotrl.rollouts.render import Renderer
+    from pivotrl.verifiers.protocol import Verifier
+
+HF_DIR = "hf"
+
+
+def set_threads(loaded: LoadedRecipe) -> None:
+    """Fixes torch's thread count, on which float sums depend."""
+    import torch
+
+    torch.set_num_threads(loaded.recipe.num_threads)
+
+
+def start_checkpoint(loaded: LoadedRecipe, run: Path) -> Path:
+    """The Hugging Face directory that the recipe starts from, before any training."""
+    model = loaded.recipe.model
+    return loaded.expand(model.path, run) if isinstance(model, HuggingFaceModel) else run / "model" / HF_DIR
+
+
+def reference_checkpoint(loaded: LoadedRecipe, run: Path) -> Path:
+    """pi_0: what `sft` made, or where the recipe has no `sft` section the model it starts from."""
+    return run / "sft" / HF_DIR if loaded.recipe.sft is not None else start_checkpoint(loaded, run)
+
+
+def chat_template(loaded: LoadedRecipe, run: Path) -> str | None:
+    """Text of the recipe's own chat template, or None where the tokenizer's is used.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    name = loaded.recipe.render.chat_template
+    if name is None:
+        return None
+    path = loaded.expand(name, run)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"render.chat_template names {path}: {error}", rule="it must be a readable Jinja file", fix="correct the path") from error
+
+
+def renderer(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Renderer:
+    """The recipe's renderer on a checkpoint's tokenizer."""
+    from pivotrl.rollouts.render import Renderer
+
+    return Renderer.load(checkpoint, loaded.recipe.render, chat_template(loaded, run))
+
+
+def verifier(loaded: LoadedRecipe) -> Verifier:
+    """The recipe's r_func."""
+    match loaded.recipe.verifier:
+        case ExactVerifierConfig():
+            from pivotrl.verifiers.exact import ExactVerifier
+
+            return ExactVerifier()
+        case ToolCallVerifierConfig() as config:
+            from pivotrl.verifiers.tool_call import ToolCallVerifier
+
+            return ToolCallVerifier(config)
+
+
+def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:
+    """The recipe's rollout engine with the checkpoint's weights as policy version 0."""
+    match loaded.recipe.engine:
+        case ScriptedEngineConfig() as config:
+            from pivotrl.rollouts.scripted import ScriptedEngine
+
+            return ScriptedEngine.load(config.model_copy(update={"path": str(loaded.expand(config.path, run))}))
+        case TransformersEngineConfig() as config:
+            from pivotrl.rollouts.transformers_engine import TransformersEngine
+
+            return TransformersEngine.load(checkpoint, config, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+        case VllmEngineConfig() as config:
+            from pivotrl.rollouts.vllm import VllmEngine
+
+            return VllmEngine.load(checkpoint, config, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+
+
+def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
+    """Engine, renderer and verifier as the one definition of a local rollout; the caller closes `.engine`."""
+    from pivotrl.rollouts.local import LocalSampler
+
+    render = renderer(loaded, run, checkpoint)
+    return LocalSampler(engine(loaded, run, checkpoint, render=render), render, verifier(loaded), loaded.recipe.sampling, loaded.recipe.seed)
+
+
+def trainer(checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, seed: int, with_reference: bool) -> Trainer:
+    """The megatron-core trainer on a checkpoint; activates the platform before megatron is imported."""
+    from pivotrl.megatron import platform
+
+    platform.activate()
+    from pivotrl.megatron.trainer import Trainer
+
+    return Trainer.from_hf(checkpoint, optimizer=optimizer, num_steps=num_steps, seed=seed, with_reference=with_reference)
+
+
+def expand_all(loaded: LoadedRecipe, run: Path, paths: Sequence[str]) -> list[Path]:
+    """The recipe's paths with placeholders replaced.
+
+    Raises:
+        UserError: for one that does not exist.
+    """
+    expanded = [loaded.expand(path, run) for path in paths]
+    for path in expanded:
+        if not path.exists():
+            raise UserError(
+                f"{path} does not exist", rule="every named path must exist", fix="correct the path, which is relative to the working directory"
+            )
+    return expanded

@@ -1,0 +1,342 @@
+"""The stages of a run, wired: which directories each reads, what it hashes, which function does the work.
+
+`run_stage` runs one, `run_all` all in order; finished stages are not repeated and an unfinished one resumes. The work
+itself is in trajectories/, profiling/, training/, evaluation/ and observability/. Called by cli.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pivotrl import build
+from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
+from pivotrl.config.schema import GgufModel, IngestConfig, ScratchModel
+from pivotrl.errors import UserError
+from pivotrl.identity import content_id, file_id
+from pivotrl.rundir import Stage, output_hash
+
+_WEIGHT_SUFFIXES = (".safetensors", ".json", ".jinja")
+
+
+def load(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe:
+    """The checked recipe of a folder."""
+    return load_recipe(recipe, overrides)
+
+
+def default_run(loaded: LoadedRecipe) -> Path:
+    """runs/<recipe name> below the working directory."""
+    return Path("runs") / loaded.recipe.name
+
+
+def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
+    """Runs one stage, after the preparing ones (`world`, `model`) that the recipe needs.
+
+    Raises:
+        UserError: where an earlier stage has not been run.
+    """
+    for needed in (*_preparing(loaded, name), name):
+        STAGE_FUNCTIONS[needed](loaded, run)
+
+
+def run_all(loaded: LoadedRecipe, run: Path) -> None:
+    """Runs every stage of the recipe in order and prints the final table."""
+    names = ["ingest", *(["sft"] if loaded.recipe.sft is not None else []), "profile", "select", "train", "eval", "report"]
+    for name in names:
+        run_stage(name, loaded, run)
+    from pivotrl.evaluation.summary import final_table
+
+    Console().print(final_table(run))
+
+
+def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
+    prepared = ["world"] if loaded.recipe.world is not None else []
+    if name != "ingest" and isinstance(loaded.recipe.model, ScratchModel | GgufModel):
+        prepared.append("model")
+    return prepared
+
+
+def _open(loaded: LoadedRecipe, run: Path, name: str, sections: Sequence[str], inputs: Mapping[str, str]) -> Stage | None:
+    """The stage's directory opened for work, or None where it is finished."""
+    stage = Stage.open(run, name, config=loaded.section(*sections), inputs=inputs, seed=loaded.recipe.seed)
+    if Stage.is_done(run, name):
+        sys.stderr.write(f"{name}: finished before, kept ({stage.path})\n")
+        return None
+    return stage
+
+
+def _checkpoint_hash(directory: Path) -> str:
+    """One hash over the files of a Hugging Face directory that decide what it computes."""
+    if not directory.is_dir():
+        raise UserError(
+            f"{directory} is not a directory",
+            rule="a checkpoint is a Hugging Face directory",
+            fix="correct model.path, or run the stage that makes it",
+        )
+    return content_id({path.name: file_id(path) for path in sorted(directory.iterdir()) if path.suffix in _WEIGHT_SUFFIXES})
+
+
+def _template_hash(loaded: LoadedRecipe, run: Path) -> str:
+    return content_id(build.chat_template(loaded, run))
+
+
+def _world(loaded: LoadedRecipe, run: Path) -> None:
+    recipe = loaded.recipe
+    stage = _open(loaded, run, "world", ["world", "model", "render"], {"chat_template": _template_hash(loaded, run)})
+    if stage is None or recipe.world is None:
+        return
+    template = build.chat_template(loaded, run)
+    if not isinstance(recipe.model, ScratchModel) or template is None:
+        raise UserError(
+            "the recipe has a `world` but no scratch model with render.chat_template",
+            rule="a world trains the tokenizer of a model from scratch",
+            fix="set model.type to scratch and render.chat_template to a file",
+        )
+    from pivotrl.actions.registry import action_format
+    from pivotrl.worlds.generate import write_world
+
+    write_world(
+        stage,
+        config=recipe.world,
+        model=recipe.model,
+        run_seed=recipe.seed,
+        action_format=action_format(recipe.render.action_format),
+        chat_template=template,
+    )
+
+
+def _model(loaded: LoadedRecipe, run: Path) -> None:
+    model = loaded.recipe.model
+    if isinstance(model, ScratchModel):
+        stage = _open(loaded, run, "model", ["model"], {"world": output_hash(Stage.require(run, "world"))})
+        if stage is None:
+            return
+        from pivotrl.megatron import platform
+
+        platform.activate()
+        from pivotrl.megatron.hf_checkpoint import init_hf_checkpoint
+
+        init_hf_checkpoint(model, tokenizer_dir=run / "world" / "tokenizer", out_dir=stage.path / build.HF_DIR, seed=loaded.recipe.seed)
+    else:
+        assert isinstance(model, GgufModel)
+        from pivotrl.weights.gguf import convert_gguf, find_gguf
+
+        gguf = find_gguf(model)
+        stage = _open(loaded, run, "model", ["model"], {"gguf": file_id(gguf)})
+        if stage is None:
+            return
+        convert_gguf(gguf, stage.path / build.HF_DIR)
+    stage.finish(outputs=_files_below(stage.path, build.HF_DIR), summary={})
+
+
+def _ingest(loaded: LoadedRecipe, run: Path) -> None:
+    config = loaded.recipe.ingest
+    paths = build.expand_all(loaded, run, config.paths)
+    inputs = _source_hashes(paths, config)
+    stage = _open(loaded, run, "ingest", ["ingest"], inputs)
+    if stage is not None:
+        _run_ingest(stage, config, paths, loaded.recipe.seed)
+
+
+def ingest_paths(paths: Sequence[Path], out: Path, *, format_name: str, tools: Path | None) -> None:
+    """Ingests files into a directory of the user's, without a recipe.
+
+    Raises:
+        UserError: for a path that does not exist, an unknown format, or where nothing at all was kept.
+    """
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist", rule="every named path must exist", fix="correct the path")
+    config = IngestConfig(paths=tuple(map(str, paths)), format=format_name, tools=str(tools) if tools else None, held_out_frac=0.0)
+    inputs = _source_hashes(paths, config)
+    stage = Stage.open(out.parent, out.name, config=config.model_dump(mode="json"), inputs=inputs, seed=0)
+    if Stage.is_done(out.parent, out.name):
+        sys.stderr.write(f"ingest: finished before, kept ({out})\n")
+        return
+    _run_ingest(stage, config, paths, 0)
+
+
+def _run_ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], seed: int) -> None:
+    from pivotrl.trajectories.audit import audit_table
+    from pivotrl.trajectories.ingest import run_ingest
+
+    Console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
+
+
+def _source_hashes(paths: Sequence[Path], config: IngestConfig) -> dict[str, str]:
+    from pivotrl.trajectories.files import discover
+
+    named = {"tools": config.tools, "decontamination": config.decontamination}
+    hashes = {name: file_id(Path(path)) for name, path in named.items() if path is not None}
+    return hashes | {"sources": content_id([[str(file), file_id(file)] for path in paths for file in discover([path]).files])}
+
+
+def _sft(loaded: LoadedRecipe, run: Path) -> None:
+    config = loaded.recipe.sft
+    if config is None:
+        raise UserError(
+            f"recipe {loaded.recipe.name} has no `sft` section", rule="the sft stage needs one", fix="add it, or start with `pivotrl profile`"
+        )
+    start = build.start_checkpoint(loaded, run)
+    paths = build.expand_all(loaded, run, config.paths)
+    inputs = {
+        "checkpoint": _checkpoint_hash(start),
+        "paths": content_id([file_id(path) for path in paths]),
+        "chat_template": _template_hash(loaded, run),
+    }
+    if config.use_ingested:
+        inputs["ingest"] = output_hash(Stage.require(run, "ingest"))
+    stage = _open(loaded, run, "sft", ["sft", "render", "model", "num_threads"], inputs)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    from pivotrl.training.demonstrations import render_demonstrations
+    from pivotrl.training.sources import DemonstrationSource
+    from pivotrl.training.stages import run_sft
+
+    rendered = render_demonstrations(
+        build.renderer(loaded, run, start),
+        ingest_dir=run / "ingest" if config.use_ingested else None,
+        paths=paths,
+        max_tokens=config.max_sequence_tokens,
+    )
+    source = DemonstrationSource(rendered.sequences, config=config, seed=loaded.recipe.seed)
+    trainer = build.trainer(start, optimizer=config.optimizer, num_steps=config.num_steps, seed=loaded.recipe.seed, with_reference=False)
+    run_sft(stage, trainer, source, config=config)
+
+
+def _profile(loaded: LoadedRecipe, run: Path) -> None:
+    recipe = loaded.recipe
+    ingest_dir, reference = Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
+    if recipe.sft is not None:
+        Stage.require(run, "sft")
+    policy_hash = _checkpoint_hash(reference)
+    inputs = {"ingest": output_hash(ingest_dir), "reference": policy_hash, "chat_template": _template_hash(loaded, run)}
+    stage = _open(loaded, run, "profile", ["profile", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    from pivotrl.pivots.candidates import CandidateStore
+    from pivotrl.profiling.measure import ProfileSettings
+    from pivotrl.profiling.profile import run_profile
+    from pivotrl.trajectories.store import TrajectoryStore
+
+    sampler = build.sampler(loaded, run, reference)
+    try:
+        run_profile(
+            stage,
+            candidates=CandidateStore.open(ingest_dir),
+            trajectories=TrajectoryStore.open(ingest_dir),
+            sampler=sampler,
+            renderer=sampler.renderer,
+            settings=ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed),
+            provenance={"policy_hash": policy_hash, "verifier": recipe.verifier.model_dump(mode="json")},
+        )
+    finally:
+        sampler.engine.close()
+
+
+def _select(loaded: LoadedRecipe, run: Path) -> None:
+    profile_dir = Stage.require(run, "profile")
+    stage = _open(loaded, run, "select", ["select"], {"profile": output_hash(profile_dir)})
+    if stage is None:
+        return
+    from pivotrl.profiling.selection import run_select
+
+    run_select(stage, profile_dir, loaded.recipe.select, run_seed=loaded.recipe.seed)
+
+
+def _train(loaded: LoadedRecipe, run: Path) -> None:
+    recipe, config = loaded.recipe, loaded.recipe.train
+    select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
+    inputs = {"select": output_hash(select_dir), "reference": _checkpoint_hash(reference), "chat_template": _template_hash(loaded, run)}
+    stage = _open(loaded, run, "train", ["train", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    from pivotrl.pivots.dataset import PivotStore
+    from pivotrl.profiling.tasks import local_tasks
+    from pivotrl.training.sources import PivotSource
+    from pivotrl.training.stages import run_train
+    from pivotrl.training.validation import Validation
+    from pivotrl.trajectories.store import TrajectoryStore
+
+    pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
+    sampler = build.sampler(loaded, run, reference)
+    try:
+        source = PivotSource(
+            sampler,
+            local_tasks(pivots.pivots, trajectories),
+            config=config,
+            sampling=recipe.sampling,
+            decode=sampler.renderer.decode,
+            seed=recipe.seed,
+        )
+        held_out = local_tasks(pivots.held_out, trajectories)
+        validation = None
+        if config.validation is not None:
+            limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
+            validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
+        trainer = build.trainer(
+            reference, optimizer=config.optimizer, num_steps=config.num_steps, seed=recipe.seed, with_reference=config.kl.beta > 0
+        )
+        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=validation)
+    finally:
+        sampler.engine.close()
+
+
+def _eval(loaded: LoadedRecipe, run: Path) -> None:
+    raise NotImplementedError
+
+
+def _report(loaded: LoadedRecipe, run: Path) -> None:
+    del loaded
+    report(run, None)
+
+
+def report(run_or_recipe: Path, run: Path | None) -> None:
+    """Writes RUN/report/index.html from whatever stages exist; redone at every call.
+
+    Raises:
+        UserError: where the directory is neither a run nor a recipe.
+    """
+    is_recipe = (run_or_recipe / RECIPE_FILE).is_file()
+    run = (run or default_run(load_recipe(run_or_recipe))) if is_recipe else run_or_recipe
+    from pivotrl.observability.report import write_report
+
+    sys.stderr.write(f"report: {write_report(run, run / 'report')}\n")
+
+
+def print_config(loaded: LoadedRecipe) -> None:
+    """One line per value: key, value, where it came from."""
+    from rich.table import Table
+
+    table = Table("key", "value", "from", title=str(loaded.directory), title_justify="left", box=None)
+    values = loaded.recipe.model_dump(mode="json")
+    for key, origin in sorted(loaded.origins.items()):
+        value: Any = values
+        for part in key.split("."):
+            value = value[part]
+        table.add_row(key, str(value), origin)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _files_below(stage_dir: Path, name: str) -> list[str]:
+    return sorted(str(path.relative_to(stage_dir)) for path in (stage_dir / name).rglob("*") if path.is_file())
+
+
+STAGE_FUNCTIONS: Mapping[str, Callable[[LoadedRecipe, Path], None]] = {
+    "world": _world,
+    "model": _model,
+    "ingest": _ingest,
+    "sft": _sft,
+    "profile": _profile,
+    "select": _select,
+    "train": _train,
+    "eval": _eval,
+    "report": _report,
+}
