@@ -1,7 +1,8 @@
 """From recipe.yaml, what it extends and `key=value` words to a checked `Recipe`, with the source of every value.
 
-Later wins: each file of `extends` in order, then the file itself, then the command line. OmegaConf merges and resolves
-`${...}`; pydantic checks. Every problem is a `UserError` that names the key, its value and the rule.
+Later wins: each file of `extends` in order, then the file itself, then the command line. A layer that gives a section another
+`type` or `rule` replaces the section whole, since the old form's keys mean nothing in the new one. OmegaConf merges and
+resolves `${...}`; pydantic checks. Every problem is a `UserError` that names the key, its value and the rule.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 _EXTENDS = "extends"
 _MISSING = "???"
+# The keys that say which form a section has.
+_TAGS = ("type", "rule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,9 @@ def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     merged: Any = OmegaConf.create({})
     for file, tree in _layers(path, ()):
         origins.update({key: file.name if file.parent == directory else str(file) for key in _leaves(_plain(tree))})
-        merged = OmegaConf.merge(merged, tree)
+        merged = _merge(merged, tree)
     for word in overrides:
-        merged = OmegaConf.merge(merged, _override(word, origins))
+        merged = _merge(merged, _override(word, origins))
     try:
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
@@ -111,6 +114,17 @@ def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
     for name in [extends] if isinstance(extends, str) else list(extends):
         yield from _layers(path.parent / str(name), (*above, path.resolve()))
     yield path, tree
+
+
+def _merge(below: Any, above: Any) -> Any:
+    from omegaconf import DictConfig, OmegaConf
+
+    below = below.copy()
+    for key, section in above.items_ex(resolve=False):
+        old = below.get(key) if key in below else None
+        if isinstance(section, DictConfig) and isinstance(old, DictConfig) and any(tag in section and section[tag] != old.get(tag) for tag in _TAGS):
+            del below[key]
+    return OmegaConf.merge(below, above)
 
 
 def _override(word: str, origins: dict[str, str]) -> Any:
@@ -187,7 +201,7 @@ def _without_tags(location: Sequence[str], values: Any) -> list[str]:
     path: list[str] = []
     for part in location:
         mapping = cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else None
-        if mapping is not None and part not in mapping and part in (mapping.get("type"), mapping.get("rule")):
+        if mapping is not None and part not in mapping and part in [mapping.get(tag) for tag in _TAGS]:
             continue
         path.append(part)
         if mapping is not None:
@@ -219,7 +233,7 @@ def _sections_at(location: Sequence[str]) -> list[type[BaseModel]]:
 
 
 def _tags(model: type[BaseModel]) -> list[str]:
-    return [str(tag) for name in ("type", "rule") if name in model.model_fields for tag in get_args(model.model_fields[name].annotation)]
+    return [str(tag) for name in _TAGS if name in model.model_fields for tag in get_args(model.model_fields[name].annotation)]
 
 
 def _fields_at(location: Sequence[str]) -> list[str]:

@@ -1,0 +1,80 @@
+"""Every stage killed with SIGKILL and started again ends with the bytes of an undisturbed run (time figures aside).
+
+One undisturbed run of the quickstart at a tiny size is compared with one in which each stage is killed several times: at
+moments drawn over its undisturbed duration, the later ones counted from when its directory first holds data, so that the
+kill lands in the work and not only in the imports.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+STAGES = ("ingest", "sft", "profile", "select", "train", "eval")
+TIME_FILES = {"timing.json", "timing.jsonl"}
+KILLS_PER_STAGE = 2
+
+
+def _start(stage: str, run: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pivotrl", stage, str(RECIPE), "--run", str(run)]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _finish(stage: str, run: Path) -> float:
+    started_s = time.monotonic()
+    process = _start(stage, run)
+    _, error = process.communicate()
+    assert process.returncode == 0, f"{stage}: {error.decode()[-3000:]}"
+    return time.monotonic() - started_s
+
+
+def _kill_after(stage: str, run: Path, delay_s: float, *, from_first_data: bool) -> bool:
+    """Starts the stage and kills it; False where it was faster than the killer."""
+    process = _start(stage, run)
+    if from_first_data:
+        while process.poll() is None and not any((run / stage).glob("[!_.]*")):
+            time.sleep(0.01)
+    try:
+        process.wait(timeout=delay_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def _contents(run: Path) -> dict[str, bytes]:
+    files = (path for path in run.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    return run, {stage: _finish(stage, run) for stage in STAGES}
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_bytes(undisturbed: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
+    reference, seconds = undisturbed
+    run, rng = tmp_path / "run", random.Random(7)
+    num_killed = 0
+    for stage in STAGES:
+        for kill in range(KILLS_PER_STAGE):
+            from_first_data = kill > 0
+            span_s = 0.5 * seconds[stage] if from_first_data else seconds[stage]
+            num_killed += _kill_after(stage, run, rng.uniform(0.0, span_s), from_first_data=from_first_data)
+        _finish(stage, run)
+    assert num_killed >= len(STAGES), f"only {num_killed} kills landed before the stage had ended"
+    expected, actual = _contents(reference), _contents(run)
+    assert sorted(actual) == sorted(expected)
+    different = [name for name in expected if actual[name] != expected[name]]
+    assert different == [], "files differ after a kill"
