@@ -1,0 +1,166 @@
+"""Checkpoint directories in Hugging Face form: reading their tensors, writing them whole, and making one from scratch.
+
+Knows files and Hugging Face names, not megatron-core (which it never imports). `hf_weights` maps the names to the trainer's model.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors import safe_open
+from transformers import AutoTokenizer, LlamaConfig
+
+from pivotrl.config.schema import ScratchModel
+from pivotrl.errors import UserError
+from pivotrl.megatron.directories import atomic_directory
+from pivotrl.rundir import read_json, write_json
+
+CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+# Everything beside the weights and their config that transformers or vLLM read from a checkpoint directory.
+_COMPANIONS = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+_INIT_STD = 0.02
+
+
+def read_config(checkpoint_dir: Path) -> dict[str, Any]:
+    """Content of config.json.
+
+    Raises:
+        UserError: where the directory has none.
+    """
+    if not (checkpoint_dir / CONFIG).is_file():
+        raise UserError(
+            f"{checkpoint_dir} has no {CONFIG}",
+            rule="a checkpoint in Hugging Face form is a directory with config.json, *.safetensors and tokenizer files",
+            fix="give the path of such a directory",
+        )
+    return read_json(checkpoint_dir / CONFIG)
+
+
+def weight_files(checkpoint_dir: Path) -> dict[str, Path]:
+    """For every tensor of the checkpoint, by name, the safetensors file that holds it.
+
+    Raises:
+        UserError: where the directory holds no safetensors, or a file of the index is missing.
+    """
+    if (checkpoint_dir / _INDEX).is_file():
+        files = {name: checkpoint_dir / file for name, file in read_json(checkpoint_dir / _INDEX)["weight_map"].items()}
+    elif (checkpoint_dir / _SINGLE).is_file():
+        with safe_open(checkpoint_dir / _SINGLE, framework="pt") as tensors:
+            files = dict.fromkeys(tensors.keys(), checkpoint_dir / _SINGLE)
+    else:
+        files = {}
+    absent = sorted({str(file) for file in files.values() if not file.is_file()})
+    if not files or absent:
+        raise UserError(
+            f"{checkpoint_dir} lacks {absent[0] if absent else f'{_SINGLE} and {_INDEX}'}",
+            rule="weights are read from safetensors files only",
+            fix="convert the checkpoint with transformers' save_pretrained, or download it again",
+        )
+    return files
+
+
+def write_checkpoint(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    config: Mapping[str, Any],
+    *,
+    companions_dir: Path,
+    out_dir: Path,
+) -> None:
+    """Writes a whole checkpoint directory atomically: safetensors (in shards with an index above 5 GB), config.json, tokenizer files.
+
+    Args:
+        config: content of config.json; its `dtype` becomes that of the tensors.
+        companions_dir: directory whose tokenizer and generation files are copied.
+    """
+    # Copies, because tensors that share memory (halves of one fused weight) would be dropped as duplicates by the writer.
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    if len(dtypes) != 1:
+        raise ValueError(f"the tensors of one checkpoint have several formats: {sorted(dtypes)}")
+    described = {key: value for key, value in config.items() if key != "torch_dtype"}
+    with atomic_directory(out_dir) as temporary:
+        save_torch_state_dict(tensors, temporary)
+        write_json(temporary / CONFIG, {**described, "dtype": dtypes.pop()})
+        for pattern in _COMPANIONS:
+            for companion in sorted(companions_dir.glob(pattern)):
+                if companion.is_file():
+                    shutil.copyfile(companion, temporary / companion.name)
+
+
+def init_hf_checkpoint(model_config: ScratchModel, *, tokenizer_dir: Path, out_dir: Path, seed: int) -> None:
+    """Writes a Llama-shaped checkpoint with random weights, so that training from scratch is loading this directory.
+
+    Weights are normal with std 0.02, the two projections that write to the residual stream with 0.02 / sqrt(2 * num_layers) (GPT-2);
+    norms are 1; the output head is the embedding (tied), which halves the parameters of a tiny model.
+
+    Raises:
+        UserError: where the sizes do not divide, or the tokenizer has more tokens than the model.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    _check_scratch_sizes(model_config, num_tokens=len(tokenizer))
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=model_config.vocab_size,
+        hidden_size=model_config.hidden_size,
+        intermediate_size=model_config.ffn_hidden_size,
+        num_hidden_layers=model_config.num_layers,
+        num_attention_heads=model_config.num_attention_heads,
+        num_key_value_heads=model_config.num_key_value_heads,
+        max_position_embeddings=model_config.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    write_checkpoint(_random_llama(model_config, seed).items(), config.to_dict(), companions_dir=tokenizer_dir, out_dir=out_dir)
+
+
+def _check_scratch_sizes(model: ScratchModel, *, num_tokens: int) -> None:
+    divisions = (
+        ("hidden_size", model.hidden_size, "num_attention_heads", model.num_attention_heads),
+        ("num_attention_heads", model.num_attention_heads, "num_key_value_heads", model.num_key_value_heads),
+    )
+    for whole, size, part, count in divisions:
+        if size % count:
+            raise UserError(f"model.{whole} is {size}", rule=f"it must be a multiple of model.{part} ({count})", fix="change one of the two")
+    if num_tokens > model.vocab_size:
+        raise UserError(
+            f"model.vocab_size is {model.vocab_size}",
+            rule=f"the tokenizer has {num_tokens} tokens and each needs a row",
+            fix=f"set model.vocab_size to {num_tokens} or more",
+        )
+
+
+def _random_llama(model: ScratchModel, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, ffn = model.hidden_size, model.ffn_hidden_size
+    key_value = model.num_key_value_heads * (hidden // model.num_attention_heads)
+    residual_std = _INIT_STD / math.sqrt(2 * model.num_layers)
+
+    def normal(rows: int, columns: int, std: float) -> torch.Tensor:
+        return torch.empty(rows, columns).normal_(std=std, generator=generator)
+
+    tensors = {"model.embed_tokens.weight": normal(model.vocab_size, hidden, _INIT_STD)}
+    for layer in range(model.num_layers):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            f"{prefix}input_layernorm.weight": torch.ones(hidden),
+            f"{prefix}self_attn.q_proj.weight": normal(hidden, hidden, _INIT_STD),
+            f"{prefix}self_attn.k_proj.weight": normal(key_value, hidden, _INIT_STD),
+            f"{prefix}self_attn.v_proj.weight": normal(key_value, hidden, _INIT_STD),
+            f"{prefix}self_attn.o_proj.weight": normal(hidden, hidden, residual_std),
+            f"{prefix}post_attention_layernorm.weight": torch.ones(hidden),
+            f"{prefix}mlp.gate_proj.weight": normal(ffn, hidden, _INIT_STD),
+            f"{prefix}mlp.up_proj.weight": normal(ffn, hidden, _INIT_STD),
+            f"{prefix}mlp.down_proj.weight": normal(hidden, ffn, residual_std),
+        }
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    return tensors

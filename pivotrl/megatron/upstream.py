@@ -1,0 +1,43 @@
+"""The one door to megatron-core: activates the platform, then hands on the upstream names the trainer is made of.
+
+Code runs at import here on purpose: megatron.core must never be imported before the platform is active. Nothing else in the product
+imports megatron.* (pivotrl/megatron/cpu, which the platform loads, aside); a test keeps it so.
+"""
+
+from __future__ import annotations
+
+from pivotrl.megatron.platform import activate
+
+PLATFORM = activate()
+
+from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from megatron.core.dist_checkpointing.core import CheckpointingException  # noqa: E402
+from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy  # noqa: E402
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+__all__ = [
+    "PLATFORM",
+    "CheckpointingException",
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "GPTModel",
+    "MegatronOptimizer",
+    "OptimizerConfig",
+    "TransformerConfig",
+    "dist_checkpointing",
+    "filesystem_async",
+    "finalize_model_grads",
+    "get_forward_backward_func",
+    "get_gpt_layer_with_transformer_engine_spec",
+    "get_megatron_optimizer",
+    "model_parallel_cuda_manual_seed",
+    "parallel_state",
+    "vocab_parallel_cross_entropy",
+]
