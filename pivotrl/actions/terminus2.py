@@ -26,9 +26,9 @@ class Terminus2Format:
     name = "terminus2"
 
     def render(self, action: Action, tools: Sequence[Tool] = ()) -> str:
-        if len(action.tool_calls) > 1:
+        if action.parse is ParseOutcome.PARSED and len(action.tool_calls) > 1:
             raise InexpressibleAction("several calls in one reply")
-        if any(call.name != TOOL_NAME for call in action.tool_calls):
+        if action.parse is ParseOutcome.PARSED and any(call.name != TOOL_NAME for call in action.tool_calls):
             raise InexpressibleAction("not a Terminus-2 action")
         return render_faithfully(self, action, tools)
 
