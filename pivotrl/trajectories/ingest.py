@@ -1,0 +1,413 @@
+"""The ingest stage: files of any supported format to trajectories.parquet, candidates.parquet and audit.json.
+
+Consumes the named paths; produces the three files below the stage directory. Streams: one row is in memory, and a few hundred bytes per kept
+trajectory for deduplication. A broken file or row is counted with its reason and never stops the run. Files are grouped into work units
+(`parts.py`) that are redone whole after a kill, so a resumed run ends with the bytes of an undisturbed one; units rather than one temporary file,
+because redoing thousands of large files for one kill is hours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pivotrl.config.schema import IngestConfig
+from pivotrl.errors import UserError
+from pivotrl.identity import content_id, file_id
+from pivotrl.pivots.candidates import extract_candidates, is_expert_turn
+from pivotrl.progress import ProgressBar, progress_bar
+from pivotrl.rundir import Stage, read_json, write_json
+from pivotrl.trajectories import registry, store
+from pivotrl.trajectories.audit import UNKNOWN_FORMAT, FormatCounts, audit_json, sum_counts
+from pivotrl.trajectories.decontaminate import DecontaminationList
+from pivotrl.trajectories.dedupe import Fingerprint, IdSet, NearDuplicates, fingerprint
+from pivotrl.trajectories.files import FoundFile, discover, probe
+from pivotrl.trajectories.parts import PARTS, Part, clean_up, merge, retire_parts
+from pivotrl.trajectories.secrets import may_hold_secret, redact_messages
+from pivotrl.trajectories.source import Adapter, RawRow, RowDropped, RowQuarantined, SourceUnit
+from pivotrl.trajectories.streams import metered
+from pivotrl.trajectories.tools import load_tools
+from pivotrl.types import Message, Origin, Outcome, Role, Tool, Trajectory
+
+AUDIT = "audit.json"
+# Small files share a work unit up to this size; a larger file is a unit of its own.
+_PART_BYTES = 32 << 20
+_OUTCOME_GROUPS = {outcome.value: number for number, outcome in enumerate(Outcome)}
+_REMEMBERED_PROMPTS = 256
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One unit of reading with the adapter that reads it."""
+
+    adapter: Adapter
+    unit: SourceUnit
+    num_bytes: int
+
+
+def ingest_inputs(config: IngestConfig, paths: Sequence[Path]) -> dict[str, str]:
+    """Content hashes of everything the stage reads, by name: what `Stage.open` wants. Reads every file once.
+
+    Raises:
+        UserError: where a named path or file does not exist.
+    """
+    _require_paths(paths)
+    files = [(file.name, file_id(file.path) if _is_readable(file.path) else "unreadable") for file in discover(paths).files]
+    inputs = {"files": content_id([[_printable(name), digest] for name, digest in files])}
+    for name, path in (("tools", config.tools), ("decontamination", config.decontamination)):
+        if path is not None and Path(path).is_file():
+            inputs[name] = file_id(Path(path))
+    return inputs
+
+
+def run_ingest(stage: Stage, config: IngestConfig, *, paths: Sequence[Path], run_seed: int) -> dict[str, Any]:
+    """Runs or resumes the stage, finishes it, and returns the audit.
+
+    Args:
+        config: `tools` and `decontamination` are paths whose placeholders are already replaced; `paths` of the config are ignored.
+        paths: files and directories to read.
+
+    Raises:
+        UserError: where a named path does not exist, or nothing at all was kept (audit.json then says why).
+    """
+    _require_paths(paths)
+    outputs = (store.TRAJECTORIES, store.CANDIDATES, AUDIT)
+    is_merged = all((stage.path / name).exists() for name in outputs) and not (stage.path / PARTS).exists()
+    audit = read_json(stage.path / AUDIT) if is_merged else _ingest(stage, config, paths, run_seed)
+    clean_up(stage.path)
+    stage.finish(outputs=outputs, summary=_summary(audit))
+    return audit
+
+
+def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed: int) -> dict[str, Any]:
+    discovery = discover(paths)
+    ingester = _Ingester(config, run_seed)
+    (stage.path / PARTS).mkdir(exist_ok=True)
+    unknown = FormatCounts()
+    tasks = _plan(discovery.files, config.format, unknown)
+    groups = list(_grouped(tasks))
+    parts = [Part(stage.path, number) for number in range(len(groups))]
+    done: list[dict[str, FormatCounts]] = []
+    num_unread_files = 0
+    left = sum(task.num_bytes for part, group in zip(parts, groups, strict=True) for task in group if not part.is_done)
+    with progress_bar("ingest", left / _MB, "MB") as bar, _no_cycle_collection():
+        for part, group in zip(parts, groups, strict=True):
+            if ingester.is_full:
+                num_unread_files += sum(len(task.unit.paths) for task in group)
+            elif part.is_done:
+                ingester.restore(part)
+                done.append(part.counts())
+            else:
+                done.append(ingester.process(part, group, bar))
+    used = parts[: len(done)]
+    formats = sum_counts([{UNKNOWN_FORMAT: unknown} if unknown.files else {}, *done], (*registry.FORMATS, UNKNOWN_FORMAT))
+    audit = audit_json(formats, skipped=discovery.skipped, num_unread_files=num_unread_files)
+    write_json(stage.path / AUDIT, audit)
+    if not any(counts.kept for counts in formats.values()):
+        raise _nothing_kept(paths, audit, num_files=len(discovery.files))
+    merge(stage.path, used)
+    retire_parts(stage.path)
+    return audit
+
+
+@contextlib.contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """Parsed JSON and records hold no cycles, and looking for some among millions of them takes a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Ingester:
+    """The state that runs through all work units: what was kept so far. `process` writes one unit, `restore` recalls one that is done."""
+
+    def __init__(self, config: IngestConfig, run_seed: int) -> None:
+        self._config, self._run_seed = config, run_seed
+        self._tools: tuple[Tool, ...] | None = load_tools(Path(config.tools)) if config.tools is not None else None
+        self._forbidden = DecontaminationList.load(Path(config.decontamination)) if config.decontamination is not None else None
+        self._near = NearDuplicates(config.near_duplicate_threshold) if config.near_duplicate_threshold < 1 else None
+        self._trajectory_ids, self._candidate_ids = IdSet(), IdSet()
+        self._prompts: dict[bytes, bool] = {}
+        self._num_kept = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._config.max_trajectories is not None and self._num_kept >= self._config.max_trajectories
+
+    def restore(self, part: Part) -> None:
+        for trajectory_id, outcome, mark in part.kept():
+            self._num_kept += 1
+            self._trajectory_ids.add([trajectory_id])
+            if self._near is not None and mark is not None:
+                self._near.add(mark, group=_OUTCOME_GROUPS[outcome])
+        for ids in part.candidate_ids():
+            self._candidate_ids.add(ids)
+
+    def process(self, part: Part, tasks: Sequence[_Task], bar: ProgressBar) -> dict[str, FormatCounts]:
+        counts: dict[str, FormatCounts] = {}
+        for task in tasks:
+            meter = _Meter(bar, task.num_bytes)
+            with metered(meter.count):
+                self._read(part, task, counts.setdefault(task.adapter.name, FormatCounts()))
+            meter.finish(f"{self._num_kept:,} trajectories kept")
+            if self.is_full:
+                break
+        part.finish(counts)
+        return counts
+
+    def _read(self, part: Part, task: _Task, counts: FormatCounts) -> None:
+        counts.files += len(task.unit.paths)
+        for row in _guarded_rows(task):
+            counts.rows += 1
+            try:
+                if not isinstance(row, RawRow):
+                    raise row
+                self._take(part, task.adapter, row, counts)
+            except RowDropped as dropped:
+                counts.dropped[dropped.reason] += 1
+            except RowQuarantined as broken:
+                line = row.line if isinstance(row, RawRow) else broken.line
+                counts.quarantine(broken.reason, file=_printable(broken.file or task.unit.name), line=line)
+            if self.is_full:
+                return
+
+    def _take(self, part: Part, adapter: Adapter, row: RawRow, counts: FormatCounts) -> None:
+        """Converts one row and writes it where it is to be kept.
+
+        Raises:
+            RowDropped, RowQuarantined: where it is not.
+        """
+        trajectory, repairs = _converted(adapter, row, self._tools)
+        if self._config.domain is not None:
+            trajectory = dataclasses.replace(trajectory, domain=self._config.domain)
+        num_expert_turns = sum(map(is_expert_turn, trajectory.messages))
+        counts.assistant_turns += num_expert_turns
+        counts.harness_turns += sum(message.role is Role.ASSISTANT and message.origin is Origin.HARNESS for message in trajectory.messages)
+        counts.repairs.update(repairs)
+        texts = _Texts.of(trajectory.messages)
+        if self._may_hold_secret(texts):
+            trajectory, secrets = _redacted(trajectory)
+            counts.secrets.update(secrets)
+            texts = _Texts.of(trajectory.messages)
+        mark = self._admit(trajectory, texts)
+        encoded = [store.encode(message) for message in trajectory.messages]
+        extraction = extract_candidates(trajectory, encoded_messages=encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
+        excluded, candidates = Counter(extraction.excluded), list(extraction.candidates)
+        if trajectory.outcome.value in self._config.outcomes:
+            is_new = self._candidate_ids.add([candidate.id for candidate in candidates])
+            excluded["duplicate candidate"] += is_new.count(False)
+            candidates = [candidate for candidate, new in zip(candidates, is_new, strict=True) if new]
+        else:
+            excluded[f"outcome {trajectory.outcome.value}"] += len(candidates)
+            candidates = []
+        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark, candidates)
+        self._num_kept += 1
+        counts.kept += 1
+        counts.kept_assistant_turns += num_expert_turns
+        counts.outcomes[trajectory.outcome.value] += 1
+        counts.domains[trajectory.domain.value] += 1
+        counts.tool_origins[trajectory.tool_origin.value] += 1
+        counts.candidates.update(candidate.split.value for candidate in candidates)
+        counts.turns_excluded.update(+excluded)
+
+    def _may_hold_secret(self, texts: _Texts) -> bool:
+        if may_hold_secret(texts.said) or may_hold_secret(texts.seen):
+            return True
+        # The same long prompt comes with every trajectory of a harness, so its answer is remembered.
+        if texts.prompt not in self._prompts:
+            if len(self._prompts) >= _REMEMBERED_PROMPTS:
+                self._prompts.clear()
+            self._prompts[texts.prompt] = may_hold_secret(texts.prompt)
+        return self._prompts[texts.prompt]
+
+    def _admit(self, trajectory: Trajectory, texts: _Texts) -> Fingerprint | None:
+        """Remembers a trajectory that is to be kept; its fingerprint where near-duplicates are looked for.
+
+        Raises:
+            RowDropped: for a contaminated one, a copy, or a near-copy of one with the same outcome.
+        """
+        if self._forbidden is not None:
+            reason = self._forbidden.match(trajectory.task_id, b"\n".join((texts.prompt, texts.said, texts.seen)))
+            if reason is not None:
+                raise RowDropped(reason)
+        if not self._trajectory_ids.add([trajectory.id])[0]:
+            raise RowDropped("exact duplicate")
+        if self._near is None:
+            return None
+        mark = fingerprint(texts.said, texts.seen)
+        if not mark.said.num_shingles:
+            return None
+        if not self._near.admit(mark, group=_OUTCOME_GROUPS[trajectory.outcome.value]):
+            raise RowDropped("near duplicate")
+        return mark
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The text of a trajectory by who is behind it, one piece a line, UTF-8."""
+
+    prompt: bytes
+    """System messages and what the harness wrote: shared by many trajectories, so no sign that two are alike."""
+    said: bytes
+    """What user and agent said, thought and called."""
+    seen: bytes
+    """What tools answered."""
+
+    @staticmethod
+    def of(messages: Sequence[Message]) -> _Texts:
+        prompt: list[str] = []
+        said: list[str] = []
+        seen: list[str] = []
+        for message in messages:
+            is_prompt = message.role is Role.SYSTEM or message.origin is Origin.HARNESS
+            pieces = prompt if is_prompt else seen if message.role is Role.TOOL else said
+            pieces.append(message.content)
+            if message.reasoning is not None:
+                pieces.append(message.reasoning)
+            for call in message.tool_calls:
+                pieces += (call.name, call.arguments)
+        encode = lambda pieces: "\n".join(pieces).encode("utf-8", "replace")  # noqa: E731
+        return _Texts(encode(prompt), encode(said), encode(seen))
+
+
+class _Meter:
+    """Turns bytes read from disk into progress; a file that is looked at twice still counts once."""
+
+    def __init__(self, bar: ProgressBar, num_bytes: int) -> None:
+        self._bar, self._left = bar, num_bytes
+
+    def count(self, num_bytes: int) -> None:
+        step = min(num_bytes, self._left)
+        self._left -= step
+        self._bar.advance(step / _MB)
+
+    def finish(self, note: str) -> None:
+        self._bar.advance(self._left / _MB, note)
+
+
+def _plan(files: Sequence[FoundFile], format_name: str, unknown: FormatCounts) -> list[_Task]:
+    """Files sorted into units by adapter, in a stable order; files without one are quarantined in `unknown`."""
+    adapters = registry.all_adapters() if format_name == registry.AUTO else (registry.adapter(format_name),)
+    by_place: dict[tuple[Path, str], list[FoundFile]] = {}
+    for file in files:
+        try:
+            seen = probe(file.path, file.root)
+            adapter = registry.detect(seen, adapters) if format_name == registry.AUTO else adapters[0]
+        except RowQuarantined as broken:
+            unknown.files += 1
+            unknown.rows += 1
+            unknown.quarantine(broken.reason, file=_printable(file.name), line=None)
+            continue
+        by_place.setdefault((file.root, adapter.name), []).append(file)
+    by_name = {adapter.name: adapter for adapter in adapters}
+    sizes = {file.path: file.num_bytes for file in files}
+    tasks: list[_Task] = []
+    for (root, name), found in by_place.items():
+        units = by_name[name].group([file.path for file in found], root)
+        tasks.extend(_Task(by_name[name], unit, sum(sizes[path] for path in unit.paths)) for unit in units)
+    return tasks
+
+
+def _grouped(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
+    group: list[_Task] = []
+    num_bytes = 0
+    for task in tasks:
+        if group and num_bytes + task.num_bytes > _PART_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(task)
+        num_bytes += task.num_bytes
+    if group:
+        yield group
+
+
+def _guarded_rows(task: _Task) -> Iterator[RawRow | RowQuarantined | RowDropped]:
+    """The unit's rows. The boundary that keeps an adapter's failure on a hostile file from stopping the run."""
+    try:
+        yield from task.adapter.rows(task.unit)
+    except (RowQuarantined, RowDropped) as left_out:
+        yield left_out
+    except Exception as error:  # noqa: BLE001
+        yield RowQuarantined(f"adapter failed: {type(error).__name__}: {_short(error)}", file=task.unit.name)
+
+
+def _converted(adapter: Adapter, row: RawRow, tools: Sequence[Tool] | None) -> tuple[Trajectory, tuple[str, ...]]:
+    """One row's trajectory and all its repairs. The same boundary for one row."""
+    try:
+        converted = adapter.convert(row, tools)
+    except (RowQuarantined, RowDropped):
+        raise
+    except Exception as error:
+        raise RowQuarantined(f"adapter failed: {type(error).__name__}: {_short(error)}", file=row.name, line=row.line) from error
+    trajectory = converted.trajectory
+    if _printable(trajectory.source_file) != trajectory.source_file:
+        trajectory = dataclasses.replace(trajectory, source_file=_printable(trajectory.source_file))
+    return trajectory, (*row.repairs, *converted.repairs)
+
+
+def _redacted(trajectory: Trajectory) -> tuple[Trajectory, Counter[str]]:
+    """The trajectory without its secrets, under the id of what is left."""
+    messages, secrets = redact_messages(trajectory.messages)
+    if not secrets:
+        return trajectory, secrets
+    new_id = content_id(messages, trajectory.tools)
+    task_id = new_id if trajectory.task_id == trajectory.id else trajectory.task_id
+    return dataclasses.replace(trajectory, id=new_id, task_id=task_id, messages=messages), secrets
+
+
+def _require_paths(paths: Sequence[Path]) -> None:
+    if not paths:
+        raise UserError("no path to ingest", rule="ingest reads at least one file or directory", fix="name one")
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist", rule="every path to ingest is a file or directory", fix="correct the path")
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        with path.open("rb"):
+            return True
+    except OSError:
+        return False
+
+
+def _nothing_kept(paths: Sequence[Path], audit: Mapping[str, Any], *, num_files: int) -> UserError:
+    where = ", ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
+    reasons: Counter[str] = Counter(audit["skipped"])
+    for entry in audit["formats"].values():
+        reasons.update(entry["dropped"])
+        reasons.update(entry["quarantined"])
+    why = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3)) or "there is no file"
+    return UserError(
+        f"nothing was kept of {num_files} files below {where}: {why}",
+        rule="at least one trajectory must be readable",
+        fix="see audit.json in the ingest directory, or name the format with --format",
+    )
+
+
+def _summary(audit: Mapping[str, Any]) -> dict[str, Any]:
+    entries = audit["formats"].values()
+    return {
+        "trajectories": {key: sum(entry["trajectories"][key] for entry in entries) for key in ("present", "kept", "dropped", "quarantined")},
+        "candidates": {split: sum(entry["candidates"].get(split, 0) for entry in entries) for split in ("train", "held_out")},
+    }
+
+
+def _printable(name: str) -> str:
+    """A file name as valid Unicode: undecodable bytes become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
