@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from pivotrl.errors import UserError
 from pivotrl.types import Completion
 
 if TYPE_CHECKING:
@@ -58,3 +59,24 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees memory and ends processes the engine started."""
         ...
+
+
+def check_requests(requests: Sequence[GenerationRequest], *, max_total_tokens: int, vocab_size: int) -> None:
+    """Refuses requests that no model of this context and vocabulary could serve, before any work is done.
+
+    Raises:
+        UserError: for a prompt that leaves no room for one new token.
+        ValueError: for an empty prompt, a token id outside the vocabulary, no seeds, or a bad temperature or cap.
+    """
+    for request in requests:
+        prompt = request.prompt_token_ids
+        if bad := [token for token in prompt if not 0 <= token < vocab_size]:
+            raise ValueError(f"token id {bad[0]} of a prompt is outside the vocabulary of {vocab_size}")
+        if not prompt or not request.seeds or request.temperature < 0 or request.max_new_tokens < 1:
+            raise ValueError(f"a request needs a prompt, seeds, temperature >= 0 and max_new_tokens >= 1; got {request}")
+        if len(prompt) >= max_total_tokens:
+            raise UserError(
+                f"a prompt has {len(prompt)} tokens",
+                rule=f"the model's context holds {max_total_tokens} tokens, prompt and completion together",
+                fix=f"set render.max_prompt_tokens below {max_total_tokens}",
+            )

@@ -1,0 +1,77 @@
+"""Hands a trainer's weights to an engine in the same process, and proves afterwards that all of them arrived.
+
+Consumes the trainer's (name, tensor) stream once, tensor by tensor; nothing is gathered. The engine checks names, shapes and types
+against its own census while it loads (weights/manifest.py); this file makes the one allowed rounding explicit and writes the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from pivotrl.rollouts.engine import Engine
+from pivotrl.weights.manifest import Manifest, TensorRecord, TensorSpec, WeightCensus, loses_precision, tensor_record
+
+
+@runtime_checkable
+class HasCensus(Protocol):
+    """An engine that can say which weights it needs: every engine that holds a model."""
+
+    def weight_census(self) -> WeightCensus: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What one push handed over."""
+
+    version: int
+    num_tensors: int
+    num_bytes: int
+    """Bytes as the engine received them."""
+    digest: str
+    """Of names, shapes, types and bytes of all tensors; equal digests mean equal policies."""
+    num_rounded: int
+    """Tensors that were rounded to the engine's type (engine.dtype: bfloat16 under a float32 trainer)."""
+
+
+def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, version: int) -> SyncReport:
+    """Loads all weights into the engine under a policy version.
+
+    Float tensors wider than the engine's are rounded here, because the recipe's engine.dtype asks for it; an engine itself refuses them.
+
+    Raises:
+        ValueError: for an unknown, repeated, missing or misshapen tensor, naming it; the engine must not be used after that.
+        RuntimeError: where the engine left tensors unread or does not state the new version.
+    """
+    census = engine.weight_census() if isinstance(engine, HasCensus) else None
+    records: list[TensorRecord] = []
+    rounded: list[str] = []
+
+    def recorded() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in named_tensors:
+            sent = _to_engine_type(tensor, census.spec(name) if census else None)
+            if sent is not tensor:
+                rounded.append(name)
+            records.append(tensor_record(name, sent))
+            yield name, sent
+
+    stream = recorded()
+    engine.load_weights(stream, version)
+    if (unread := next(stream, None)) is not None:
+        raise RuntimeError(f"the engine stopped reading before tensor {unread[0]!r}: its weights are a mixture of two policies")
+    if engine.policy_version != version:
+        raise RuntimeError(f"the engine states policy version {engine.policy_version} after a push of version {version}")
+    manifest = Manifest(tuple(records))
+    if census and (missing := sorted(census.tensors.keys() - {record.name for record in records})):
+        raise RuntimeError(f"the engine accepted weights without {missing[0]!r} ({len(missing)} missing)")
+    return SyncReport(version, len(records), manifest.num_bytes, manifest.digest, len(rounded))
+
+
+def _to_engine_type(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
+    """The tensor itself wherever the engine can hold it exactly, or refuses it for another reason."""
+    if spec is None or not (tensor.is_floating_point() and spec.dtype.is_floating_point and loses_precision(tensor.dtype, spec.dtype)):
+        return tensor
+    return tensor.to(spec.dtype)

@@ -1,0 +1,125 @@
+"""What a set of weights is, tensor by tensor: the census an engine expects, and the manifest of what it was sent.
+
+A partial, stale or rounded hand-over is silent in every framework that allows it, so here it is an error that names the tensor.
+Used by the engines (`check_stream`) and by the senders (`Manifest`). Names are Hugging Face names throughout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pivotrl.identity import content_id
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and storage type of one tensor in an engine."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCensus:
+    """Everything an engine must be given to hold a complete policy."""
+
+    tensors: Mapping[str, TensorSpec]
+    """Required tensors by name."""
+    tied: Mapping[str, str]
+    """Optional name -> required name it shares memory with, for example ``lm_head.weight`` -> ``model.embed_tokens.weight``."""
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """What a tensor of this name must be; None for a name the model does not have."""
+        return self.tensors.get(self.tied.get(name, name))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One tensor as it was sent."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    digest: str
+    """32 hex digits of blake2b over the tensor's bytes in row-major order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All tensors of one hand-over, in the order of sending."""
+
+    tensors: tuple[TensorRecord, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(record.num_bytes for record in self.tensors)
+
+    @property
+    def digest(self) -> str:
+        """One id for the whole set of weights; independent of the order of sending."""
+        return content_id(sorted([record.name, list(record.shape), record.dtype, record.digest] for record in self.tensors))
+
+
+def tensor_record(name: str, tensor: torch.Tensor) -> TensorRecord:
+    """The record of one tensor; reads its bytes once."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+    return TensorRecord(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), data.nbytes, digest)
+
+
+def loses_precision(source: torch.dtype, target: torch.dtype) -> bool:
+    """True where some value of `source` has no equal in `target`.
+
+    >>> loses_precision(torch.bfloat16, torch.float32), loses_precision(torch.float16, torch.bfloat16)
+    (False, True)
+    """
+    return torch.promote_types(source, target) != target
+
+
+def check_stream(named_tensors: Iterable[tuple[str, torch.Tensor]], census: WeightCensus) -> Iterator[tuple[str, torch.Tensor]]:
+    """Passes the required tensors on, one by one, and fails on the first that does not fit the census.
+
+    An optional tied name may come or not; it is not passed on, but must equal the tensor it is tied to.
+
+    Raises:
+        ValueError: unknown, repeated, misshapen, or lossy tensor when it is met; missing tensors once the stream has ended.
+    """
+    seen: set[str] = set()
+    unpaired: dict[str, torch.Tensor] = {}
+    partner_of = {**census.tied, **{required: optional for optional, required in census.tied.items()}}
+    for name, tensor in named_tensors:
+        if name in seen:
+            raise ValueError(f"tensor {name!r} was sent twice")
+        seen.add(name)
+        _check_tensor(name, tensor, census)
+        if (partner := partner_of.get(name)) is not None:
+            if partner in unpaired:
+                _check_tied(name, tensor, other=partner, other_tensor=unpaired.pop(partner))
+            else:
+                unpaired[name] = tensor
+        if name in census.tensors:
+            yield name, tensor
+    if missing := sorted(census.tensors.keys() - seen):
+        raise ValueError(f"tensors missing from the new weights ({len(missing)} of {len(census.tensors)}): {', '.join(missing[:5])}")
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, census: WeightCensus) -> None:
+    spec = census.spec(name)
+    if spec is None:
+        raise ValueError(f"unknown tensor {name!r}: the engine's model has no such weight")
+    if tuple(tensor.shape) != spec.shape:
+        raise ValueError(f"tensor {name!r} has shape {tuple(tensor.shape)}; the engine's model has {spec.shape}")
+    if loses_precision(tensor.dtype, spec.dtype):
+        raise ValueError(f"tensor {name!r} is {tensor.dtype}; the engine stores {spec.dtype}, which would round it silently; cast it before sending")
+
+
+def _check_tied(name: str, tensor: torch.Tensor, *, other: str, other_tensor: torch.Tensor) -> None:
+    if not torch.equal(tensor, other_tensor):
+        raise ValueError(f"tensors {name!r} and {other!r} differ; the engine's model ties them to one tensor")
