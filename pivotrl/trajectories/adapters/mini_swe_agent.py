@@ -22,6 +22,10 @@ from pivotrl.types import Domain, Outcome, ParseOutcome, Tool
 REPAIR_EXIT = "harness' exit message left out"
 
 
+# Only these blocks are commands; an example in another language beside them is not.
+_SHELL_LANGUAGES = ("mswea_bash_command", "bash")
+
+
 class MiniSweAgentAdapter(OneFilePerUnit):
     """mini-SWE-agent runs."""
 
@@ -83,9 +87,9 @@ def _add_text_turn(conversation: Conversation, message: Mapping[str, Any]) -> No
     reasoning = message.get("reasoning_content")
     reasoning = reasoning if isinstance(reasoning, str) else None
     blocks = fenced_blocks(text)
+    blocks = tuple(block for block in blocks if block.language in _SHELL_LANGUAGES) or blocks
     if len(blocks) == 1:
-        discussion, command = blocks[0]
-        conversation.assistant(discussion, (bash_call(command),), reasoning=reasoning)
+        conversation.assistant(blocks[0].before, (bash_call(blocks[0].body),), reasoning=reasoning)
     else:
         conversation.assistant(text, reasoning=reasoning, parse=ParseOutcome.MALFORMED if blocks else ParseOutcome.ABSENT)
 

@@ -6,13 +6,14 @@ SWE-agent and mini-SWE-agent without function calling run the contents of a fenc
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pivotrl.actions.protocol import json_text
 from pivotrl.types import ToolCall
 
 BASH = "bash"
 
-_FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _EXIT_CODE_MARKS = ("<returncode>", "exit code ")
 
 
@@ -21,9 +22,20 @@ def bash_call(command: str) -> ToolCall:
     return ToolCall(BASH, json_text({"command": command.rstrip("\n")}))
 
 
-def fenced_blocks(text: str) -> tuple[tuple[str, str], ...]:
-    """Each fenced block as (text before it, its body), in order."""
-    return tuple((text[: match.start()].rstrip(), match.group(1)) for match in _FENCE.finditer(text))
+@dataclass(frozen=True, slots=True)
+class FencedBlock:
+    """One fenced block of a text."""
+
+    before: str
+    """The text in front of it, without trailing space."""
+    language: str
+    """What follows the opening fence on its line."""
+    body: str
+
+
+def fenced_blocks(text: str) -> tuple[FencedBlock, ...]:
+    """The fenced blocks of a text, in order."""
+    return tuple(FencedBlock(text[: match.start()].rstrip(), match.group(1).strip(), match.group(2)) for match in _FENCE.finditer(text))
 
 
 def exit_code(observation: str) -> int | None:

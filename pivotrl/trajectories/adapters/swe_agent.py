@@ -111,11 +111,11 @@ def _add_turn(conversation: Conversation, message: Mapping[str, Any], origin: Or
     action = message.get("action")
     blocks = fenced_blocks(text)
     if not isinstance(action, str):
-        action = blocks[-1][1] if blocks else ""
+        action = blocks[-1].body if blocks else ""
     if not action.strip():
         conversation.assistant(text, reasoning=extra, origin=origin, parse=ParseOutcome.ABSENT)
         return
-    around = next((before for before, body in reversed(blocks) if body.strip() == action.strip()), text)
+    around = next((block.before for block in reversed(blocks) if block.body.strip() == action.strip()), text)
     discussion = thought if isinstance(thought, str) else around
     conversation.assistant(discussion.rstrip(), (bash_call(action),), origin=origin)
 
