@@ -86,7 +86,9 @@ def evaluate(recipe: RecipeArgument, overrides: OverridesArgument = None, run: R
 
 
 @app.command()
-def report(run_or_recipe: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run directory, or a recipe folder.")], run: RunOption = None) -> None:
+def report(
+    run_or_recipe: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run directory, or a recipe folder.")], run: RunOption = None
+) -> None:
     """One self-contained HTML page about a run."""
     from pivotrl import pipeline
 
@@ -122,7 +124,9 @@ def main() -> None:
         # A path the user named that cannot be read or written; an OSError without a file name is ours and keeps its traceback.
         if error.filename is None:
             raise
-        _fail(f"{error.filename}: {error.strerror}; the path must be readable and its directory writable; check the path and its permissions", EXIT_USER)
+        _fail(
+            f"{error.filename}: {error.strerror}; the path must be readable and its directory writable; check the path and its permissions", EXIT_USER
+        )
     except KeyboardInterrupt:
         _fail("interrupted; the same command resumes", EXIT_INTERRUPTED)
 

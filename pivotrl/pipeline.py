@@ -134,10 +134,13 @@ def _model(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _ingest(loaded: LoadedRecipe, run: Path) -> None:
+    from pivotrl.trajectories.ingest import ingest_inputs
+
     config = loaded.recipe.ingest
+    named = {key: getattr(config, key) for key in ("tools", "decontamination")}
+    config = config.model_copy(update={key: str(loaded.expand(path, run)) for key, path in named.items() if path is not None})
     paths = build.expand_all(loaded, run, config.paths)
-    inputs = _source_hashes(paths, config)
-    stage = _open(loaded, run, "ingest", ["ingest"], inputs)
+    stage = _open(loaded, run, "ingest", ["ingest"], ingest_inputs(config, paths))
     if stage is not None:
         _run_ingest(stage, config, paths, loaded.recipe.seed)
 
@@ -148,11 +151,10 @@ def ingest_paths(paths: Sequence[Path], out: Path, *, format_name: str, tools: P
     Raises:
         UserError: for a path that does not exist, an unknown format, or where nothing at all was kept.
     """
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path} does not exist", rule="every named path must exist", fix="correct the path")
+    from pivotrl.trajectories.ingest import ingest_inputs
+
     config = IngestConfig(paths=tuple(map(str, paths)), format=format_name, tools=str(tools) if tools else None, held_out_frac=0.0)
-    inputs = _source_hashes(paths, config)
+    inputs = ingest_inputs(config, paths)
     stage = Stage.open(out.parent, out.name, config=config.model_dump(mode="json"), inputs=inputs, seed=0)
     if Stage.is_done(out.parent, out.name):
         sys.stderr.write(f"ingest: finished before, kept ({out})\n")
@@ -165,14 +167,6 @@ def _run_ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], seed:
     from pivotrl.trajectories.ingest import run_ingest
 
     Console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
-
-
-def _source_hashes(paths: Sequence[Path], config: IngestConfig) -> dict[str, str]:
-    from pivotrl.trajectories.files import discover
-
-    named = {"tools": config.tools, "decontamination": config.decontamination}
-    hashes = {name: file_id(Path(path)) for name, path in named.items() if path is not None}
-    return hashes | {"sources": content_id([[str(file), file_id(file)] for path in paths for file in discover([path]).files])}
 
 
 def _sft(loaded: LoadedRecipe, run: Path) -> None:
@@ -220,10 +214,9 @@ def _profile(loaded: LoadedRecipe, run: Path) -> None:
     if stage is None:
         return
     build.set_threads(loaded)
-    from pivotrl.pivots.candidates import CandidateStore
     from pivotrl.profiling.measure import ProfileSettings
     from pivotrl.profiling.profile import run_profile
-    from pivotrl.trajectories.store import TrajectoryStore
+    from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
 
     sampler = build.sampler(loaded, run, reference)
     try:
@@ -232,7 +225,7 @@ def _profile(loaded: LoadedRecipe, run: Path) -> None:
             candidates=CandidateStore.open(ingest_dir),
             trajectories=TrajectoryStore.open(ingest_dir),
             sampler=sampler,
-            renderer=sampler.renderer,
+            renderer=build.renderer(loaded, run, reference),
             settings=ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed),
             provenance={"policy_hash": policy_hash, "verifier": recipe.verifier.model_dump(mode="json")},
         )
@@ -266,6 +259,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.trajectories.store import TrajectoryStore
 
     pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
+    render = build.renderer(loaded, run, reference)
     sampler = build.sampler(loaded, run, reference)
     try:
         source = PivotSource(
@@ -273,7 +267,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
             local_tasks(pivots.pivots, trajectories),
             config=config,
             sampling=recipe.sampling,
-            decode=sampler.renderer.decode,
+            decode=render.decode,
             seed=recipe.seed,
         )
         held_out = local_tasks(pivots.held_out, trajectories)
@@ -290,7 +284,34 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _eval(loaded: LoadedRecipe, run: Path) -> None:
-    raise NotImplementedError
+    recipe = loaded.recipe
+    train_dir, select_dir, ingest_dir = (Stage.require(run, name) for name in ("train", "select", "ingest"))
+    reference = build.reference_checkpoint(loaded, run)
+    inputs = {"train": output_hash(train_dir), "select": output_hash(select_dir), "reference": _checkpoint_hash(reference)}
+    stage = _open(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    from pivotrl.evaluation.runner import REFERENCE, TRAINED, EvalInputs, run_eval
+    from pivotrl.pivots.dataset import PivotStore
+    from pivotrl.profiling.tasks import local_tasks
+    from pivotrl.trajectories.store import TrajectoryStore
+
+    held_out = PivotStore.open(select_dir).held_out
+    run_eval(
+        stage,
+        recipe.eval,
+        EvalInputs(
+            checkpoints={REFERENCE: reference, TRAINED: train_dir / build.HF_DIR},
+            open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint),
+            held_out=local_tasks(held_out, TrajectoryStore.open(ingest_dir)),
+            trajectory_of={pivot.candidate_id: pivot.trajectory_id for pivot in held_out},
+            world=recipe.world,
+            sampling=recipe.sampling,
+            max_prompt_tokens=recipe.render.max_prompt_tokens,
+            run_seed=recipe.seed,
+        ),
+    )
 
 
 def _report(loaded: LoadedRecipe, run: Path) -> None:
