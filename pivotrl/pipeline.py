@@ -225,7 +225,7 @@ def _profile(loaded: LoadedRecipe, run: Path) -> None:
             candidates=CandidateStore.open(ingest_dir),
             trajectories=TrajectoryStore.open(ingest_dir),
             sampler=sampler,
-            renderer=build.renderer(loaded, run, reference),
+            renderer=sampler.renderer,
             settings=ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed),
             provenance={"policy_hash": policy_hash, "verifier": recipe.verifier.model_dump(mode="json")},
         )
@@ -259,7 +259,6 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.trajectories.store import TrajectoryStore
 
     pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
-    render = build.renderer(loaded, run, reference)
     sampler = build.sampler(loaded, run, reference)
     try:
         source = PivotSource(
@@ -267,7 +266,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
             local_tasks(pivots.pivots, trajectories),
             config=config,
             sampling=recipe.sampling,
-            decode=render.decode,
+            decode=sampler.renderer.decode,
             seed=recipe.seed,
         )
         held_out = local_tasks(pivots.held_out, trajectories)

@@ -116,8 +116,7 @@ class Renderer:
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        text = self.template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
+        text = self.decode(ids)
         return self.template.action_format.parse(self.turn.opened_thinking + text, tools)
 
     def render_demonstration(
