@@ -20,6 +20,7 @@ from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.rundir import Stage, output_hash
 
+_FILE_WIDTH = 160
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".jinja")
 
 
@@ -50,7 +51,7 @@ def run_all(loaded: LoadedRecipe, run: Path) -> None:
         run_stage(name, loaded, run)
     from pivotrl.evaluation.summary import final_table
 
-    Console().print(final_table(run))
+    _console().print(final_table(run))
 
 
 def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
@@ -166,7 +167,7 @@ def _run_ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], seed:
     from pivotrl.trajectories.audit import audit_table
     from pivotrl.trajectories.ingest import run_ingest
 
-    Console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
+    _console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
 
 
 def _sft(loaded: LoadedRecipe, run: Path) -> None:
@@ -342,7 +343,12 @@ def print_config(loaded: LoadedRecipe) -> None:
         for part in key.split("."):
             value = value[part]
         table.add_row(key, str(value), origin)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A terminal's own width; where the output goes to a file, wide enough that no table is cut."""
+    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def _files_below(stage_dir: Path, name: str) -> list[str]:

@@ -120,7 +120,7 @@ def init_hf_checkpoint(model_config: ScratchModel, *, tokenizer_dir: Path, out_d
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    write_checkpoint(_random_llama(model_config, seed).items(), config.to_dict(), companions_dir=tokenizer_dir, out_dir=out_dir)
+    write_checkpoint(_random_llama(model_config, seed).items(), config.to_diff_dict(), companions_dir=tokenizer_dir, out_dir=out_dir)
 
 
 def _check_scratch_sizes(model: ScratchModel, *, num_tokens: int) -> None:

@@ -119,6 +119,12 @@ class Renderer:
         text = self.decode(ids)
         return self.template.action_format.parse(self.turn.opened_thinking + text, tools)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens as it is, special tokens included: for parsing and for people."""
+        text = self.template.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
     def render_demonstration(
         self,
         messages: Sequence[Message],
