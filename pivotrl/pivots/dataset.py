@@ -13,12 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from pivotrl.pivots.parquet import count_rows, read_rows, write_rows
 from pivotrl.pivots.select import ProfiledTurn
 from pivotrl.rundir import read_json
-from pivotrl.types import Action, Candidate, Domain, ParseOutcome, Pivot, Profile, Split, ToolCall
+from pivotrl.trajectories.store import decode_action, encode
+from pivotrl.types import Action, Candidate, Domain, Pivot, Profile, Split, State, Trajectory
 
 PROFILES = "profiles.parquet"
 ROLLOUTS = "rollouts.parquet"
@@ -140,7 +139,8 @@ def profile_row(profiled: ProfiledCandidate) -> dict[str, Any]:
     return {
         "candidate_id": candidate.id,
         "trajectory_id": candidate.trajectory_id,
-        "task_id": candidate.task_id,
+        # A lone surrogate, which UTF-8 cannot hold, becomes an escape; the task id only labels a cluster from here on.
+        "task_id": candidate.task_id.encode("utf-8", "backslashreplace").decode(),
         "domain": candidate.domain.value,
         "message_index": candidate.message_index,
         "turn_index": candidate.turn_index,
@@ -198,22 +198,31 @@ def pivot_from_row(row: Mapping[str, Any]) -> Pivot:
     )
 
 
+def pivot_state(trajectory: Trajectory, pivot: Pivot) -> State:
+    """s_t of a pivot: what the expert saw, and the policy will see, before it acts.
+
+    Raises:
+        ValueError: where the pivot is of another trajectory.
+    """
+    if pivot.trajectory_id != trajectory.id:
+        raise ValueError(f"pivot {pivot.candidate_id} belongs to trajectory {pivot.trajectory_id}, not to {trajectory.id}")
+    return State(trajectory.messages[: pivot.message_index], trajectory.tools, trajectory.tool_origin)
+
+
 def action_text(action: Action) -> str:
-    """An action as one JSON object, arguments kept as the text that was written."""
-    calls = [{"name": call.name, "arguments": call.arguments, "id": call.id} for call in action.tool_calls]
-    return orjson.dumps({"content": action.content, "tool_calls": calls, "reasoning": action.reasoning, "parse": action.parse.value}).decode()
+    """An action as one JSON object, arguments kept as the text that was written; valid UTF-8 even where the action is not.
 
-
-def action_of_text(text: str) -> Action:
-    """The action that `action_text` wrote.
-
+    >>> from pivotrl.types import ParseOutcome, ToolCall
     >>> action = Action("", (ToolCall("find", '{"q": '),), None, ParseOutcome.MALFORMED)
     >>> action_of_text(action_text(action)) == action
     True
     """
-    value = orjson.loads(text)
-    calls = tuple(ToolCall(call["name"], call["arguments"], call["id"]) for call in value["tool_calls"])
-    return Action(value["content"], calls, value["reasoning"], ParseOutcome(value["parse"]))
+    return encode(action).decode()
+
+
+def action_of_text(text: str) -> Action:
+    """The action that `action_text` wrote."""
+    return decode_action(text.encode())
 
 
 def exact_moments(rewards_K: tuple[float, ...]) -> tuple[float | None, float | None]:

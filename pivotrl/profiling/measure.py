@@ -1,0 +1,154 @@
+"""From candidates to profiles, Eq. 4: render, let the expert pass first, sample K times, count.
+
+The same `LocalSampler` that training uses scores here, so a pivot is profiled exactly as it is trained. A row ends in
+quarantine instead of a profile where its prompt cannot be rendered or does not fit, where the verifier rejects the expert's
+own action, and where the infrastructure failed more often than it may. Works on one unit; `profile.py` owns the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pivotrl.config.schema import ProfileConfig, SamplingConfig
+from pivotrl.pivots.candidates import state_of
+from pivotrl.pivots.dataset import ProfiledCandidate
+from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
+from pivotrl.rollouts.render import Renderer
+from pivotrl.rollouts.render_template import UnrenderableState
+from pivotrl.trajectories.store import TrajectoryStore
+from pivotrl.types import Candidate, LocalRollout, ParseOutcome, Profile, VerdictKind
+
+UNRENDERABLE = "unrenderable state: "
+PROMPT_TOO_LONG = "prompt too long"
+EXPERT_REJECTED = "expert rejected: "
+INFRA = "infra"
+NO_COUNTED_SAMPLE = "no counted sample"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """Everything of the recipe that a profile depends on, beside the policy and the verifier."""
+
+    profile: ProfileConfig
+    sampling: SamplingConfig
+    max_prompt_tokens: int
+    run_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSample:
+    """One sampled action of a profile."""
+
+    rollout: LocalRollout
+    """Its `sample_index` is the place among the K samples that it was drawn for."""
+    attempt: int
+    """0, or the number of the resampling that an infra verdict made necessary."""
+    counted_reward: float | None
+    """What entered mean and variance; None where the sample was left out (infra, or truncated and excluded)."""
+
+    @property
+    def is_infra(self) -> bool:
+        return self.rollout.verdict.kind is VerdictKind.INFRA
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of one candidate, with all its completions."""
+
+    profiled: ProfiledCandidate
+    samples: tuple[ProfileSample, ...]
+    expert_was_infra: bool
+    """Judging the expert's action failed for a reason that is not the action's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    candidate: Candidate
+    task: LocalTask
+    quarantine_reason: str | None
+    """Why it is not sampled at all."""
+
+
+class Measurer:
+    """Profiles units of candidates with one sampler."""
+
+    def __init__(self, trajectories: TrajectoryStore, sampler: LocalSampler, renderer: Renderer, settings: ProfileSettings) -> None:
+        self._trajectories, self._sampler, self._renderer, self._settings = trajectories, sampler, renderer, settings
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """Profiles of one unit, in the order given. Candidates that are quarantined before sampling cost no turn."""
+        prepared = [self._prepare(candidate) for candidate in candidates]
+        samples = self._sample([one.task for one in prepared if one.quarantine_reason is None])
+        return [self._measured(one, samples) for one in prepared]
+
+    def _measured(self, prepared: _Prepared, samples_of: Mapping[str, tuple[ProfileSample, ...]]) -> Measured:
+        samples = samples_of.get(prepared.candidate.id, ())
+        profile = profile_of(prepared.candidate, prepared.task, samples, num_samples=self._settings.profile.num_samples)
+        if prepared.quarantine_reason is not None:
+            profile = replace(profile, quarantine_reason=prepared.quarantine_reason)
+        return Measured(ProfiledCandidate(prepared.candidate, profile), samples, expert_was_infra=prepared.quarantine_reason == INFRA)
+
+    def _prepare(self, candidate: Candidate) -> _Prepared:
+        state = state_of(self._trajectories.get(candidate.trajectory_id), candidate)
+        try:
+            prompt_token_ids, reason = self._renderer.render_prompt(state), None
+        except UnrenderableState as error:
+            prompt_token_ids, reason = (), f"{UNRENDERABLE}{error}"
+        task = LocalTask(candidate.id, prompt_token_ids, state, candidate.expert_action)
+        return _Prepared(candidate, task, reason or self._quarantine_reason(task))
+
+    def _quarantine_reason(self, task: LocalTask) -> str | None:
+        if len(task.prompt_token_ids) > self._settings.max_prompt_tokens:
+            return PROMPT_TOO_LONG
+        verdict = self._sampler.accepts_expert(task)
+        if verdict.kind is VerdictKind.INFRA:
+            return INFRA
+        is_accepted = verdict.kind is VerdictKind.OK and verdict.reward == 1
+        return None if is_accepted else EXPERT_REJECTED + verdict.reason
+
+    def _sample(self, tasks: Sequence[LocalTask]) -> dict[str, tuple[ProfileSample, ...]]:
+        """K samples per task; places whose verdict was infra are drawn again with a new seed, `max_resamples` times at most."""
+        samples: dict[str, list[ProfileSample]] = {task.candidate_id: [] for task in tasks}
+        open_places = {task.candidate_id: tuple(range(self._settings.profile.num_samples)) for task in tasks}
+        for attempt in range(self._settings.profile.max_resamples + 1):
+            for batch in _by_num_open(tasks, open_places):
+                num_open = len(open_places[batch[0].candidate_id])
+                drawn = self._sampler.sample(batch, num_samples=num_open, place=("profile", attempt))
+                for task, rollouts in zip(batch, drawn, strict=True):
+                    placed = zip(open_places[task.candidate_id], rollouts, strict=True)
+                    new = [self._sample_of(replace(rollout, sample_index=place), attempt) for place, rollout in placed]
+                    samples[task.candidate_id] += new
+                    open_places[task.candidate_id] = tuple(one.rollout.sample_index for one in new if one.is_infra)
+        return {
+            candidate_id: tuple(sorted(drawn, key=lambda one: (one.rollout.sample_index, one.attempt))) for candidate_id, drawn in samples.items()
+        }
+
+    def _sample_of(self, rollout: LocalRollout, attempt: int) -> ProfileSample:
+        is_counted = counted(rollout, self._settings.sampling.truncated)
+        return ProfileSample(rollout, attempt, rollout.verdict.reward if is_counted else None)
+
+
+def profile_of(candidate: Candidate, task: LocalTask, samples: Sequence[ProfileSample], *, num_samples: int) -> Profile:
+    """Eq. 4 over the counted samples; quarantined where a place among the K was never judged, or nothing was counted."""
+    judged = [one for one in samples if not one.is_infra]
+    rewards_K = tuple(one.counted_reward for one in judged if one.counted_reward is not None)
+    reason = INFRA if len(judged) < num_samples else None if rewards_K else NO_COUNTED_SAMPLE
+    return Profile(
+        candidate_id=candidate.id,
+        prompt_token_ids=task.prompt_token_ids,
+        rewards_K=rewards_K,
+        successes=sum(reward == 1 for reward in rewards_K),
+        num_truncated=sum(one.rollout.is_truncated for one in judged),
+        num_malformed=sum(one.rollout.action.parse is ParseOutcome.MALFORMED for one in judged),
+        quarantine_reason=reason,
+    )
+
+
+def _by_num_open(tasks: Sequence[LocalTask], open_places: Mapping[str, tuple[int, ...]]) -> list[list[LocalTask]]:
+    """Tasks with open places, grouped by how many, since one call of the sampler draws equally many for all."""
+    groups: dict[int, list[LocalTask]] = {}
+    for task in tasks:
+        if num_open := len(open_places[task.candidate_id]):
+            groups.setdefault(num_open, []).append(task)
+    return [groups[num_open] for num_open in sorted(groups, reverse=True)]

@@ -1,0 +1,79 @@
+"""The select stage: applies the recipe's rule to a profile directory and writes the pivots, the held-out set and every decision.
+
+Reads the profile directory alone: profiles carry candidate, prompt and expert action. The rule sees the training split;
+held-out candidates are carried over unselected, because a validation set of selected turns would flatter the policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pivotrl.config.schema import SelectConfig
+from pivotrl.errors import UserError
+from pivotrl.pivots.dataset import DECISIONS, HELD_OUT, PIVOTS, SELECTION, ProfileStore, write_decisions, write_pivots
+from pivotrl.pivots.select import QUARANTINED, ProfiledTurn, Selection, select_pivots
+from pivotrl.rundir import MANIFEST, Stage, read_json, write_json
+from pivotrl.types import Split
+
+_HELD_OUT_KEPT = "held out"
+
+
+def run_select(stage: Stage, profile_dir: Path, config: SelectConfig, *, run_seed: int) -> dict[str, Any]:
+    """Selects, writes, finishes the stage and returns the content of selection.json.
+
+    Raises:
+        UserError: where no turn of the training split is kept, since there would be nothing to train on.
+    """
+    profiles = ProfileStore.open(profile_dir)
+    turns: dict[Split, list[ProfiledTurn]] = {split: [] for split in Split}
+    order: list[tuple[Split, str]] = []
+    for split, turn in profiles.turns():
+        turns[split].append(turn)
+        order.append((split, turn.candidate_id))
+    selection = select_pivots(turns[Split.TRAIN], config, run_seed=run_seed)
+    if not selection.kept:
+        raise UserError(
+            f"select kept none of {len(turns[Split.TRAIN])} profiled turns ({_counted(selection.dropped)})",
+            rule=f"rule `{config.rule}` must leave at least one pivot",
+            fix="profile more candidates, raise select.lambda_diff, or start from a policy that sometimes succeeds at these turns",
+        )
+    held_out_decisions = {turn.candidate_id: _held_out_decision(turn) for turn in turns[Split.HELD_OUT]}
+    decisions = {**selection.reasons, **held_out_decisions}
+    kept = frozenset(selection.kept)
+    held_out = frozenset(candidate_id for candidate_id, decision in held_out_decisions.items() if decision == _HELD_OUT_KEPT)
+    write_pivots(stage.path / PIVOTS, (one for one in profiles.iterate() if one.candidate.id in kept))
+    write_pivots(stage.path / HELD_OUT, (one for one in profiles.iterate() if one.candidate.id in held_out))
+    write_decisions(stage.path / DECISIONS, ((candidate_id, split, decisions[candidate_id]) for split, candidate_id in order))
+    provenance = read_json(profile_dir / MANIFEST)["summary"]["provenance"]
+    summary = _summary(selection, config, Counter(held_out_decisions.values()), provenance)
+    write_json(stage.path / SELECTION, summary)
+    stage.finish(outputs=(PIVOTS, HELD_OUT, DECISIONS, SELECTION), summary=summary)
+    return summary
+
+
+def _held_out_decision(turn: ProfiledTurn) -> str:
+    if turn.quarantine_reason is not None:
+        return QUARANTINED + turn.quarantine_reason
+    return _HELD_OUT_KEPT
+
+
+def _summary(selection: Selection, config: SelectConfig, held_out: Counter[str], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rule": config.model_dump(mode="json"),
+        "num_turns": len(selection.reasons),
+        "num_pivots": len(selection.kept),
+        "num_held_out": held_out[_HELD_OUT_KEPT],
+        "by_reason": dict(selection.by_reason),
+        "by_domain": {domain: dict(counts) for domain, counts in selection.by_domain.items()},
+        "by_turn_depth": {depth: dict(counts) for depth, counts in selection.by_turn_depth.items()},
+        "held_out_by_reason": dict(held_out.most_common()),
+        "uninformative_frac": selection.uninformative.as_dict(),
+        "provenance": dict(provenance),
+    }
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in counts.items())

@@ -1,0 +1,131 @@
+"""Work units of the profile stage: which candidates, in which order, one JSONL file per unit, merged to Parquet at the end.
+
+A unit is written atomically or not at all, so a killed stage redoes at most one. The merged files hold the units' rows in
+order; profiles.parquet is written last and its presence means that the units are no longer needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pivotrl.errors import InfraLimitError
+from pivotrl.identity import derive_seed
+from pivotrl.pivots.dataset import PROFILE_COLUMNS, PROFILES, ROLLOUTS, action_text, profile_row
+from pivotrl.pivots.parquet import write_rows
+from pivotrl.profiling.measure import Measured, ProfileSample
+from pivotrl.rundir import read_jsonl
+from pivotrl.types import Candidate, VerdictKind
+
+UNITS = "units"
+
+ROLLOUT_COLUMNS = {
+    "candidate_id": "string",
+    "sample_index": "int32",
+    "attempt": "int32",
+    "seed": "int64",
+    "counted_reward": "float64",
+    "reward": "float64",
+    "verdict": "string",
+    "reason": "string",
+    "finish_reason": "string",
+    "policy_version": "int32",
+    "token_ids": "list:int32",
+    "action": "string",
+}
+"""rollouts.parquet: every completion that was paid for. `counted_reward` is null where the sample left the statistics."""
+
+
+def unit_path(stage_dir: Path, index: int) -> Path:
+    """profile/units/NNNNNN.jsonl."""
+    return stage_dir / UNITS / f"{index:06d}.jsonl"
+
+
+def choose(candidates: Iterable[Candidate], max_candidates: int | None, *, run_seed: int) -> Iterator[Candidate]:
+    """The candidates to profile, in the order given, which keeps turns of one trajectory (a shared prefix) together.
+
+    With `max_candidates`, those first in hash order: the choice depends neither on file order nor on the split, and a
+    larger maximum contains a smaller one. Memory grows with the maximum, not with the number of candidates.
+    """
+    if max_candidates is None:
+        return iter(candidates)
+    hashed = ((derive_seed(run_seed, "profile", "choose", candidate.id), position, candidate) for position, candidate in enumerate(candidates))
+    chosen = heapq.nsmallest(max_candidates, hashed, key=lambda entry: entry[:2])
+    return (candidate for _, _, candidate in sorted(chosen, key=lambda entry: entry[1]))
+
+
+def unit_rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
+    """The rows of one unit file: a profile with all its completions."""
+    return [
+        {
+            "profile": profile_row(one.profiled),
+            "rollouts": [_rollout_row(sample) for sample in one.samples],
+            "expert_was_infra": one.expert_was_infra,
+        }
+        for one in measured
+    ]
+
+
+def merge(stage_dir: Path, num_units: int) -> None:
+    """Writes rollouts.parquet, then profiles.parquet, from all units."""
+    paths = [unit_path(stage_dir, index) for index in range(num_units)]
+    write_rows(stage_dir / ROLLOUTS, ROLLOUT_COLUMNS, (rollout for path in paths for row in read_jsonl(path) for rollout in row["rollouts"]))
+    write_rows(stage_dir / PROFILES, PROFILE_COLUMNS, (row["profile"] for path in paths for row in read_jsonl(path)))
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the stage has paid so far, and how much of it the infrastructure spoiled."""
+
+    turns: int = 0
+    tokens: int = 0
+    verdicts: int = 0
+    infra_verdicts: int = 0
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Counts the rows of one unit."""
+        for row in rows:
+            rollouts = row["rollouts"]
+            self.turns += len(rollouts)
+            self.tokens += sum(len(rollout["token_ids"]) for rollout in rollouts)
+            self.verdicts += len(rollouts)
+            self.infra_verdicts += sum(rollout["verdict"] == VerdictKind.INFRA for rollout in rollouts) + row["expert_was_infra"]
+            self.verdicts += row["expert_was_infra"]
+
+    def check(self, max_infra_frac: float) -> None:
+        """Stops the stage where the infrastructure spoils too much.
+
+        Raises:
+            InfraLimitError: where more than `max_infra_frac` of all verdicts are infra.
+        """
+        if self.infra_verdicts > max_infra_frac * self.verdicts:
+            raise InfraLimitError(
+                f"{self.infra_verdicts} of {self.verdicts} verdicts of the profile are the infrastructure's fault; "
+                f"profile.max_infra_frac allows {max_infra_frac:g}; repair the engine or the verifier and run the same command to resume"
+            )
+
+    @property
+    def note(self) -> str:
+        """Cost so far, for the progress line."""
+        return f"{self.turns:,} turns, {self.tokens:,} tokens"
+
+
+def _rollout_row(sample: ProfileSample) -> dict[str, Any]:
+    rollout = sample.rollout
+    return {
+        "candidate_id": rollout.candidate_id,
+        "sample_index": rollout.sample_index,
+        "attempt": sample.attempt,
+        "seed": rollout.seed,
+        "counted_reward": sample.counted_reward,
+        "reward": rollout.verdict.reward,
+        "verdict": rollout.verdict.kind.value,
+        "reason": rollout.verdict.reason,
+        "finish_reason": rollout.completion.finish_reason.value,
+        "policy_version": rollout.completion.policy_version,
+        "token_ids": list(rollout.completion.token_ids),
+        "action": action_text(rollout.action),
+    }
