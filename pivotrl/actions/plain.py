@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.protocol import render_faithfully
+from pivotrl.actions.protocol import InexpressibleAction, render_faithfully
 from pivotrl.actions.thinking import parse_after_thinking, write_thinking
 from pivotrl.types import Action, ParseOutcome, Tool
 
@@ -15,6 +15,8 @@ class PlainFormat:
     name = "plain"
 
     def render(self, action: Action, tools: Sequence[Tool] = ()) -> str:
+        if action.parse is ParseOutcome.PARSED:
+            raise InexpressibleAction("calls in plain text")
         return render_faithfully(self, action, tools)
 
     def transcribe(self, action: Action, tools: Sequence[Tool] = ()) -> str:  # noqa: ARG002 - nothing here is typed
