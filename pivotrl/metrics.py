@@ -61,6 +61,7 @@ _CORE = {
     "rollout/reward/mean": "Mean reward of the step's counted rollouts",
     "rollout/reward/std": "Mean over groups of the within-group reward std (population); the paper's Figure 3",
     "rollout/group_zero_variance/frac": "Share of groups whose counted rewards are all equal, so that they teach nothing",
+    "rollout/group_dropped/count": "Groups with fewer than two counted rollouts, which leave the loss and its denominator",
     "rollout/truncated/frac": "Share of rollouts cut at max_new_tokens",
     "rollout/malformed/frac": "Share of rollouts whose action was begun but cannot be read",
     "rollout/absent/frac": "Share of rollouts with no action in the format: plain messages",

@@ -65,7 +65,7 @@ def grpo_terms(logprobs_B_T: torch.Tensor, entropies_B_T: torch.Tensor, batch: M
         mismatch_B_T = masked((on_policy - batch.behavior_logprobs_B_T).abs(), active_B_T)
         sums["logprob_mismatch"], sums["logprob_mismatch/max"] = mismatch_B_T.sum(), mismatch_B_T.max()
     if beta > 0 and reference_B_T is not None:
-        kl_B_T = ratios_B_T * kl_terms(*(masked(x, batch.action_mask_B_T) for x in (logprobs_B_T, reference_B_T)), config.kl.estimator)
+        kl_B_T = ratios_B_T * kl_terms(masked(logprobs_B_T, batch.action_mask_B_T), masked(reference_B_T, batch.action_mask_B_T), config.kl.estimator)
         terms_B_T = terms_B_T + beta * kl_B_T
         sums["kl_reference"] = masked(kl_B_T, active_B_T).sum()
     return LossTerms(aggregate(terms_B_T, batch, config.aggregation), {name: value.detach() for name, value in sums.items()})

@@ -1,7 +1,8 @@
 """The objective once more, in plain Python floats and loops: what the tests compare the tensor code with.
 
 Independent on purpose: shares one constant (STD_EPS) but no code, no tensor library and no padding with the rest of objective/,
-and is written from the equations, slowly. Never called in training. Suffixes: G = rewards of one group, N = actions of the step, T = tokens of one action.
+and is written from the equations, slowly. Never called in training.
+Suffixes: G = rewards of one group, N = actions of the step, T = tokens of one action.
 """
 
 from __future__ import annotations

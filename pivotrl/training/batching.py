@@ -1,0 +1,131 @@
+"""From the samples of one optimizer step to padded micro-batches, with the denominators fixed before the first forward.
+
+Pure and deterministic; called by training/sources.py. Micro-batch size changes memory and speed, never the gradient: the
+denominators are counted over the whole step, skipped samples included. Suffixes: B = sequences, T = padded tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pivotrl.objective.microbatch import MicroBatch
+from pivotrl.types import Demonstration, TrainBatch, TrainSample
+
+PAD_TOKEN_ID = 0
+"""Any id of the vocabulary would do: masks come from spans, never from token ids, and causal attention hides what follows."""
+
+
+def train_batch(samples: Sequence[TrainSample]) -> TrainBatch:
+    """The step's samples with its global denominators.
+
+    Raises:
+        ValueError: for an empty step, an empty completion (which no policy can have sampled), or log-probs that do not match it.
+    """
+    if not samples:
+        raise ValueError("a step without samples has no denominator")
+    for sample in samples:
+        if not sample.completion_token_ids:
+            raise ValueError(f"a sample of group {sample.group_id} has no completion token; even an empty answer ends with its stop token")
+        if len(sample.behavior_logprobs_T) != len(sample.completion_token_ids):
+            raise ValueError(
+                f"a sample of group {sample.group_id} has {len(sample.completion_token_ids)} completion tokens "
+                f"but {len(sample.behavior_logprobs_T)} log-probs"
+            )
+    return TrainBatch(tuple(samples), num_actions=len(samples), num_action_tokens=sum(len(s.completion_token_ids) for s in samples))
+
+
+def samples_to_forward(batch: TrainBatch, *, skip_zero_variance: bool) -> list[TrainSample]:
+    """The samples whose gradient can differ from 0, in the order of the batch.
+
+    A sample of loss weight 0 never has one. A group whose advantages are all 0 (zero variance) has one only through the KL
+    term, so it is skipped where beta = 0. Where nothing is left, the shortest sample stays: the optimizer then takes the same
+    step on a zero gradient (moments decay, the schedule advances) as if nothing had been skipped.
+    """
+    informative = {sample.group_id for sample in batch.samples if sample.advantage != 0}
+    kept = [s for s in batch.samples if s.loss_weight != 0 and (not skip_zero_variance or s.group_id in informative)]
+    return kept or [min(batch.samples, key=_num_tokens)]
+
+
+def train_micro_batches(batch: TrainBatch, *, micro_batch_tokens: int, skip_zero_variance: bool) -> list[MicroBatch]:
+    """Micro-batches of prompt + completion, of at most `micro_batch_tokens` padded tokens unless one sequence alone is longer.
+
+    Old and reference log-probs are None; the loop attaches them where the recipe asks for them.
+    """
+    samples = samples_to_forward(batch, skip_zero_variance=skip_zero_variance)
+    rows = [
+        _Row(
+            token_ids=(*s.prompt_token_ids, *s.completion_token_ids),
+            loss_mask=(*(0,) * len(s.prompt_token_ids), *(1,) * len(s.completion_token_ids)),
+            advantage=s.advantage,
+            loss_weight=s.loss_weight,
+            behavior_logprobs=s.behavior_logprobs_T,
+        )
+        for s in samples
+    ]
+    return _micro_batches(rows, micro_batch_tokens, batch.num_actions, batch.num_action_tokens)
+
+
+def demonstration_micro_batches(demonstrations: Sequence[Demonstration], *, micro_batch_tokens: int) -> list[MicroBatch]:
+    """Micro-batches of expert sequences; `num_actions` is their number.
+
+    Raises:
+        ValueError: where no token of the step carries loss.
+    """
+    num_tokens = sum(demonstration.num_loss_tokens for demonstration in demonstrations)
+    if num_tokens == 0:
+        raise ValueError("no token of the step's demonstrations carries loss")
+    rows = [_Row(d.token_ids, d.loss_mask, 0.0, 1.0, None) for d in demonstrations]
+    return _micro_batches(rows, micro_batch_tokens, len(demonstrations), num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    advantage: float
+    loss_weight: float
+    behavior_logprobs: tuple[float, ...] | None
+
+
+def _num_tokens(sample: TrainSample) -> int:
+    return len(sample.prompt_token_ids) + len(sample.completion_token_ids)
+
+
+def _micro_batches(rows: Sequence[_Row], micro_batch_tokens: int, num_actions: int, num_action_tokens: int) -> list[MicroBatch]:
+    # Longest first: padding is small, and a step that does not fit into memory fails at its first forward. The sort is stable.
+    ordered = sorted(rows, key=lambda row: -len(row.token_ids))
+    parts: list[list[_Row]] = []
+    for row in ordered:
+        if parts and len(parts[-1][0].token_ids) * (len(parts[-1]) + 1) <= micro_batch_tokens:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return [_pad(part, num_actions, num_action_tokens) for part in parts]
+
+
+def _pad(rows: Sequence[_Row], num_actions: int, num_action_tokens: int) -> MicroBatch:
+    shape = (len(rows), len(rows[0].token_ids))
+    token_ids_B_T = torch.full(shape, PAD_TOKEN_ID, dtype=torch.int64)
+    action_mask_B_T = torch.zeros(shape, dtype=torch.float32)
+    behavior_B_T = torch.zeros(shape, dtype=torch.float32)
+    for i, row in enumerate(rows):
+        token_ids_B_T[i, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        action_mask_B_T[i, : len(row.loss_mask)] = torch.tensor(row.loss_mask, dtype=torch.float32)
+        if row.behavior_logprobs is not None:
+            start = len(row.token_ids) - len(row.behavior_logprobs)
+            behavior_B_T[i, start : len(row.token_ids)] = torch.tensor(row.behavior_logprobs, dtype=torch.float32)
+    return MicroBatch(
+        token_ids_B_T=token_ids_B_T,
+        lengths_B=torch.tensor([len(row.token_ids) for row in rows]),
+        action_mask_B_T=action_mask_B_T,
+        advantages_B=torch.tensor([row.advantage for row in rows], dtype=torch.float32),
+        loss_weights_B=torch.tensor([row.loss_weight for row in rows], dtype=torch.float32),
+        behavior_logprobs_B_T=None if any(row.behavior_logprobs is None for row in rows) else behavior_B_T,
+        old_logprobs_B_T=None,
+        reference_logprobs_B_T=None,
+        num_actions=num_actions,
+        num_action_tokens=num_action_tokens,
+    )

@@ -1,0 +1,58 @@
+"""The numbers of one step under their registered names (pivotrl/metrics.py): from the loss's sums, and from the clock.
+
+Shares are formed here, once per step, from sums over the whole step: never means of micro-batch means.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pivotrl.training.protocols import StepData, StepResult
+
+
+def objective_metrics(results: Sequence[StepResult]) -> dict[str, float]:
+    """Metrics of the one or several optimizer steps taken on one batch of rollouts.
+
+    Loss and gradient norm are means over the updates, per-token metrics are over all updates' tokens, the learning rate is
+    the last. The mismatch to the engine is the first update's: later ones are another policy than the one that sampled.
+    """
+    first = results[0].sums
+    tokens = math.fsum(result.sums["tokens"] for result in results)
+    metrics = {
+        "objective/loss/mean": math.fsum(result.loss for result in results) / len(results),
+        "optim/grad_norm/mean": math.fsum(result.grad_norm for result in results) / len(results),
+        "optim/lr/mean": results[-1].lr,
+    }
+    # A step whose samples all have weight 0 forwards one of them but has no token that carries loss.
+    if tokens > 0:
+        for name, key in (("kl_reference/mean", "kl_reference"), ("ratio_clipped/frac", "ratio_clipped"), ("entropy/mean", "entropy")):
+            if key in first:
+                metrics[f"objective/{name}"] = math.fsum(result.sums[key] for result in results) / tokens
+        if "logprob_mismatch" in first:
+            metrics["objective/logprob_mismatch/mean"] = first["logprob_mismatch"] / first["tokens"]
+            metrics["objective/logprob_mismatch/max"] = first["logprob_mismatch/max"]
+    return metrics
+
+
+class Stopwatch:
+    """Wall time of one step by span; its metrics are timing metrics and stay out of files that must be equal after a resume."""
+
+    def __init__(self) -> None:
+        self._spans_s: dict[str, float] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Times its body as `time/<name>_s/sum`."""
+        started_s = time.monotonic()
+        yield
+        self._spans_s[name] = time.monotonic() - started_s
+
+    def metrics(self, data: StepData) -> dict[str, float]:
+        """The spans, and the rate of generation where the step generated."""
+        metrics = {f"time/{name}_s/sum": seconds for name, seconds in self._spans_s.items()}
+        if "rollout/response_tokens/sum" in data.metrics and self._spans_s["rollout"] > 0:
+            metrics["perf/rollout_tokens_per_s/mean"] = data.metrics["rollout/response_tokens/sum"] / self._spans_s["rollout"]
+        return metrics

@@ -1,0 +1,91 @@
+"""What the loop asks of a trainer and of a source of data: the two things that vary between SFT, PivotRL and its ablations.
+
+The trainer of the product is megatron/trainer.py; tests use a softmax bandit. Sources are in training/sources.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pivotrl.objective.microbatch import LossFunction, MicroBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StepResult(Protocol):
+    """What one optimizer step reports; `sums` are the loss's sums over all micro-batches of the step."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def sums(self) -> Mapping[str, float]: ...
+
+
+class PolicyTrainer(Protocol):
+    """Lifecycle: built at step 0 with the reference's weights; `load_checkpoint` at most once, before the first step."""
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps taken since the reference policy: the policy's version."""
+        ...
+
+    def token_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float, reference: bool) -> list[torch.Tensor]:
+        """[B, T] per micro-batch, without gradient, under the current weights or the frozen reference's."""
+        ...
+
+    def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float) -> StepResult:
+        """Forward and backward over all micro-batches, one optimizer step."""
+        ...
+
+    def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """All weights under their Hugging Face names."""
+        ...
+
+    def save_hf(self, out_dir: Path) -> None:
+        """The current weights as a Hugging Face checkpoint directory, which appears whole or not at all."""
+        ...
+
+    def save_checkpoint(self, path: Path, extra: Mapping[str, Any]) -> None:
+        """Adds a state below `path`, whole or not at all: all the trainer needs to continue bit for bit, with `extra` (JSON-ready)."""
+        ...
+
+    def load_checkpoint(self, path: Path) -> Mapping[str, Any]:
+        """Restores the newest complete state below `path` and returns its `extra`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepData:
+    """What a source gives for one round of the loop.
+
+    >>> StepData([], {"rollout/reward/mean": 0.5}, [], [{"step": 0}]).rollout_rows
+    []
+    """
+
+    micro_batches: list[MicroBatch]
+    metrics: Mapping[str, float]
+    """Registered names; no clock."""
+    rollout_rows: Sequence[Mapping[str, Any]]
+    """Rows of rollouts.jsonl; empty for demonstrations."""
+    ledger_rows: Sequence[Mapping[str, Any]]
+    """Rows of ledger.jsonl: what the step learned from."""
+
+
+class Source(Protocol):
+    """Where a step's data come from. A pure function of (step, published weights): holds no position of its own."""
+
+    def batch(self, step: int) -> StepData:
+        """The data of the round that starts at optimizer step `step`."""
+        ...
+
+    def publish(self, trainer: PolicyTrainer, version: int) -> None:
+        """Hands the trainer's weights to whatever samples, under policy version `version`."""
+        ...

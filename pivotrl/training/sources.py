@@ -1,0 +1,127 @@
+"""Where a step's data come from: pivots sampled by the current policy, or demonstrations. The one thing in which PivotRL and SFT differ.
+
+Sources hold no position: what a step gets is a function of the step, the run's seed and the published weights, so a resumed run
+asks again and gets the same. Called by training/loop.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pivotrl.config.schema import SamplingConfig, SftConfig, TrainConfig
+from pivotrl.errors import UserError
+from pivotrl.identity import derive_seed
+from pivotrl.rollouts.local import LocalSampler, LocalTask
+from pivotrl.training.batching import demonstration_micro_batches, train_batch, train_micro_batches
+from pivotrl.training.groups import Group, Truncated, check_infra, make_group, rollout_metrics, rollout_row, train_samples
+from pivotrl.training.order import EpochOrder
+from pivotrl.training.protocols import PolicyTrainer, StepData
+from pivotrl.types import Demonstration
+from pivotrl.weights.in_process import push
+
+
+class PivotSource:
+    """B pivots a step, G rollouts each by the current policy, scored and turned into advantages (Algorithm 1, inner part).
+
+    Args:
+        sampler: the same definition of a local rollout that profiled the pivots.
+        decode: token ids to text, for rollouts.jsonl only.
+        seed: the run's seed; rollouts of step s are drawn at place ("train", s).
+
+    Raises:
+        UserError: for fewer pivots than one step takes.
+    """
+
+    def __init__(
+        self,
+        sampler: LocalSampler,
+        tasks: Sequence[LocalTask],
+        *,
+        config: TrainConfig,
+        sampling: SamplingConfig,
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+    ) -> None:
+        if len(tasks) < config.pivots_per_step:
+            raise UserError(
+                f"train.pivots_per_step is {config.pivots_per_step} but only {len(tasks)} pivots were selected",
+                rule="a step takes that many different pivots",
+                fix="lower train.pivots_per_step, or select more pivots (raise select.lambda_diff or profile more candidates)",
+            )
+        self._sampler, self._tasks, self._config, self._decode = sampler, tuple(tasks), config, decode
+        self._truncated: Truncated = sampling.truncated
+        self._order = EpochOrder(len(tasks), config.pivots_per_step, derive_seed(seed, "pivots"))
+
+    def batch(self, step: int) -> StepData:
+        """Samples, scores and batches the groups of one round.
+
+        Raises:
+            InfraLimitError: where more than train.max_infra_frac of the verdicts were the infrastructure's fault.
+            UserError: where no group keeps two counted rollouts.
+        """
+        number = step // self._config.updates_per_rollout
+        tasks = [self._tasks[i] for i in self._order.items(number)]
+        sampled = self._sampler.sample(tasks, num_samples=self._config.group_size, place=("train", step))
+        check_infra(sampled, max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
+        groups = [
+            make_group(task, rollouts, method=self._config.advantage, truncated=self._truncated)
+            for task, rollouts in zip(tasks, sampled, strict=True)
+        ]
+        if all(group.is_dropped for group in groups):
+            raise UserError(
+                f"none of the {len(groups)} groups of step {step} has two rollouts that count",
+                rule="a step needs a group to compare rollouts in; sampling.truncated is `exclude` and almost all were cut",
+                fix="raise sampling.max_new_tokens, or count truncated samples as `zero`",
+            )
+        batch = train_batch(train_samples(groups, self._truncated))
+        return StepData(
+            micro_batches=train_micro_batches(
+                batch, micro_batch_tokens=self._config.micro_batch_tokens, skip_zero_variance=self._config.kl.beta == 0
+            ),
+            metrics={**rollout_metrics(groups, step=step), "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size},
+            rollout_rows=[
+                rollout_row(rollout, step=step, text=self._decode(rollout.completion.token_ids)) for group in groups for rollout in group.rollouts_G
+            ],
+            ledger_rows=[self._ledger_row(group, step=step, epoch=self._order.epoch(number)) for group in groups],
+        )
+
+    def publish(self, trainer: PolicyTrainer, version: int) -> None:
+        """Pushes the trainer's weights into the engine that samples."""
+        push(trainer.named_tensors(), self._sampler.engine, version)
+
+    @staticmethod
+    def _ledger_row(group: Group, *, step: int, epoch: int) -> dict[str, str | int]:
+        return {
+            "step": step,
+            "pivot_id": group.task.candidate_id,
+            "epoch": epoch,
+            "policy_version": group.rollouts_G[0].completion.policy_version,
+            "num_counted": len(group.counted),
+        }
+
+
+class DemonstrationSource:
+    """Expert sequences, epoch by epoch: SFT.
+
+    Raises:
+        UserError: for fewer demonstrations than one step takes.
+    """
+
+    def __init__(self, demonstrations: Sequence[Demonstration], *, config: SftConfig, seed: int) -> None:
+        if len(demonstrations) < config.batch_sequences:
+            raise UserError(
+                f"sft.batch_sequences is {config.batch_sequences} but there are only {len(demonstrations)} demonstrations",
+                rule="a step takes that many different sequences",
+                fix="lower sft.batch_sequences or give more trajectories",
+            )
+        self._demonstrations, self._config = tuple(demonstrations), config
+        self._order = EpochOrder(len(demonstrations), config.batch_sequences, derive_seed(seed, "demonstrations"))
+
+    def batch(self, step: int) -> StepData:
+        """The demonstrations of one step."""
+        indices = self._order.items(step)
+        micro_batches = demonstration_micro_batches([self._demonstrations[i] for i in indices], micro_batch_tokens=self._config.micro_batch_tokens)
+        return StepData(micro_batches, {}, [], [{"step": step, "epoch": self._order.epoch(step), "demonstrations": indices}])
+
+    def publish(self, trainer: PolicyTrainer, version: int) -> None:
+        """Nothing samples from a policy in supervised training."""

@@ -1,0 +1,59 @@
+"""One training stage on the bandit, put together as build puts together the real one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fakes.bandit import MAX_NEW_TOKENS, BanditEngine, BanditSampler, BanditTrainer, bandit_tasks, bandit_text
+from fakes.objective_steps import train_config
+
+from pivotrl.config.schema import SamplingConfig, TrainConfig
+from pivotrl.rundir import Stage
+from pivotrl.training.sources import PivotSource
+from pivotrl.training.stages import run_train
+from pivotrl.training.validation import Validation
+
+SEED = 11
+NUM_PIVOTS, NUM_HELD_OUT = 5, 3
+
+
+def sampling_config(truncated: str = "zero", temperature: float = 1.0) -> SamplingConfig:
+    return SamplingConfig.model_validate({"temperature": temperature, "max_new_tokens": MAX_NEW_TOKENS, "truncated": truncated})
+
+
+def bandit_train_config(**changes: object) -> TrainConfig:
+    base: dict[str, object] = {"num_steps": 5, "pivots_per_step": 2, "group_size": 6, "checkpoint_every": 2}
+    return train_config(**{**base, **changes})
+
+
+def run_bandit(
+    run: Path,
+    config: TrainConfig,
+    *,
+    truncated: str = "zero",
+    infra: frozenset[int] = frozenset(),
+    on_call: Callable[[str], None] = lambda name: None,
+) -> tuple[dict[str, Any], BanditTrainer, BanditSampler]:
+    """Runs (or resumes) RUN/train to its end; returns summary, trainer and sampler."""
+    stage = Stage.open(run, "train", config=config.model_dump(mode="json"), inputs={}, seed=SEED)
+    sampling = sampling_config(truncated)
+    trainer, sampler = BanditTrainer(on_call=on_call), BanditSampler(BanditEngine(), run_seed=SEED, infra=infra, on_call=on_call)
+    tasks = bandit_tasks(NUM_PIVOTS)
+    source = PivotSource(sampler, tasks, config=config, sampling=sampling, decode=bandit_text, seed=SEED)
+    validation = None
+    if config.validation is not None:
+        # Other ids, so other random numbers, but states the table can learn.
+        held_out = [dataclasses.replace(task, candidate_id=f"held-out-{i}") for i, task in enumerate(tasks[:NUM_HELD_OUT])]
+        validation = Validation(sampler, held_out, config.validation, truncated=sampling.truncated, max_infra_frac=config.max_infra_frac, seed=SEED)
+    summary = run_train(stage, trainer, source, config=config, sampling=sampling, validation=validation)
+    return summary, trainer, sampler
+
+
+def data_bytes(run: Path) -> dict[str, bytes]:
+    """Every file of the stage that may not depend on the clock or on interruptions."""
+    stage = run / "train"
+    timing = ("timing.json", "timing.jsonl", "record.json")
+    return {str(path.relative_to(stage)): path.read_bytes() for path in sorted(stage.rglob("*")) if path.is_file() and path.name not in timing}

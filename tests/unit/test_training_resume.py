@@ -1,0 +1,118 @@
+"""A run killed at any call ends, resumed, with the bytes of an undisturbed one: weights, checkpoints, metrics, rollouts, ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes.bandit import Killed
+from fakes.bandit_run import bandit_train_config, data_bytes, run_bandit
+
+from pivotrl.config.schema import TrainConfig
+from pivotrl.training.ledger import Ledger
+
+CONFIGS = {
+    "plain": bandit_train_config(num_steps=4),
+    "validated": bandit_train_config(
+        num_steps=6, group_size=12, pivots_per_step=4, checkpoint_every=3, validation={"every_steps": 1, "num_pivots": 3, "num_samples": 16}
+    ),
+    "several_updates_with_kl": bandit_train_config(num_steps=4, updates_per_rollout=2, kl={"beta": 0.1}),
+}
+
+
+STOPS_EARLY = bandit_train_config(
+    num_steps=30,
+    group_size=4,
+    pivots_per_step=3,
+    checkpoint_every=4,
+    validation={"every_steps": 2, "num_pivots": 3, "num_samples": 8, "patience": 2},
+)
+
+
+class KillAt:
+    """Raises at call number `number` (from 0), once."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.count = 0
+
+    def __call__(self, name: str) -> None:
+        self.count += 1
+        self.left -= 1
+        if self.left == -1:
+            raise Killed(name)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_killed_at_every_call(tmp_path: Path, config: TrainConfig) -> None:
+    counter = KillAt(10**9)
+    undisturbed, _, _ = run_bandit(tmp_path / "undisturbed", config, on_call=counter)
+    expected = data_bytes(tmp_path / "undisturbed")
+    assert counter.count > 15
+    for number in range(counter.count):
+        run = tmp_path / str(number)
+        with pytest.raises(Killed):
+            run_bandit(run, config, on_call=KillAt(number))
+        summary, _, _ = run_bandit(run, config)
+        assert summary == undisturbed
+        assert data_bytes(run) == expected
+
+
+def test_killed_around_an_early_stop(tmp_path: Path) -> None:
+    """The last calls of a run that patience ends: the decision, the best checkpoint and the export come out the same."""
+    counter = KillAt(10**9)
+    undisturbed, _, _ = run_bandit(tmp_path / "undisturbed", STOPS_EARLY, on_call=counter)
+    assert undisturbed["is_stopped_early"]
+    assert 0 < undisturbed["exported_step"] < undisturbed["num_steps"] < 30
+    expected = data_bytes(tmp_path / "undisturbed")
+    for number in range(counter.count - 12, counter.count):
+        with pytest.raises(Killed):
+            run_bandit(tmp_path / str(number), STOPS_EARLY, on_call=KillAt(number))
+        summary, _, _ = run_bandit(tmp_path / str(number), STOPS_EARLY)
+        assert summary == undisturbed
+        assert data_bytes(tmp_path / str(number)) == expected
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """Progress is made as long as one checkpoint interval fits between two kills."""
+    config = CONFIGS["validated"]
+    run_bandit(tmp_path / "undisturbed", config)
+    kills = 0
+    while True:
+        try:
+            run_bandit(tmp_path / "killed", config, on_call=KillAt(25))
+            break
+        except Killed:
+            kills += 1
+            assert kills < 10
+    assert kills > 0
+    assert data_bytes(tmp_path / "killed") == data_bytes(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "ledger.jsonl", "validation.jsonl"])
+def test_what_a_lost_step_wrote_is_cut(tmp_path: Path, name: str) -> None:
+    """A partial line after the last checkpoint, as a kill inside a write leaves it."""
+    config = CONFIGS["validated"]
+    run_bandit(tmp_path / "undisturbed", config)
+    calls: list[str] = []
+
+    def kill_after_first_checkpoint(call: str) -> None:
+        calls.append(call)
+        if "saved_checkpoint" in calls and call == "step":
+            raise Killed(call)
+
+    with pytest.raises(Killed):
+        run_bandit(tmp_path / "killed", config, on_call=kill_after_first_checkpoint)
+    with (tmp_path / "killed" / "train" / name).open("ab") as stream:
+        stream.write(b'{"step": 3, "half')
+    run_bandit(tmp_path / "killed", config)
+    assert data_bytes(tmp_path / "killed") == data_bytes(tmp_path / "undisturbed")
+
+
+def test_a_file_shorter_than_its_checkpoint_is_an_error(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append([{"step": 0}])
+    position = ledger.position()
+    ledger.path.write_bytes(b"")
+    with pytest.raises(ValueError, match="cut or replaced"):
+        ledger.truncate(position)
