@@ -1,0 +1,123 @@
+"""The `eval` stage: every suite on every checkpoint, scores with intervals, paired differences, a few conversations to read.
+
+One work unit is one suite on one checkpoint, written whole; a killed stage redoes at most one. Output: scores.json and samples.jsonl.
+Called by pipeline.py, which opens the samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
+from pivotrl.errors import UserError
+from pivotrl.evaluation import suites
+from pivotrl.evaluation.scores import difference_row, suite_row
+from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
+from pivotrl.progress import progress_bar
+from pivotrl.rollouts.local import LocalSampler, LocalTask
+from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
+from pivotrl.worlds.order_desk import OrderDesk
+from pivotrl.worlds.protocol import TaskSplit
+
+SCORES, SAMPLES, UNITS = "scores.json", "samples.jsonl", "units"
+REFERENCE, TRAINED = "reference", "trained"
+# Conversations of one suite and checkpoint that are kept to be read.
+_NUM_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EvalInputs:
+    """What the suites need besides their own settings."""
+
+    checkpoints: Mapping[str, Path]
+    """`reference` and `trained`; the difference is trained - reference."""
+    open_sampler: Callable[[Path], LocalSampler]
+    """Builds a policy from a checkpoint; the stage closes its engine."""
+    held_out: Sequence[LocalTask]
+    trajectory_of: Mapping[str, str]
+    """Trajectory id by candidate id, for the held-out tasks."""
+    world: WorldConfig | None
+    sampling: SamplingConfig
+    max_prompt_tokens: int
+    run_seed: int
+
+
+def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, Any]:
+    """Runs what is missing, writes scores.json and samples.jsonl, finishes the stage and returns the scores.
+
+    Raises:
+        UserError: where a suite is named twice, or has nothing to run on.
+    """
+    names = [suite.type for suite in config.suites]
+    if len(set(names)) != len(names):
+        raise UserError(f"eval.suites is {names}", rule="each suite may be named once", fix="merge the entries of one type")
+    (stage.path / UNITS).mkdir(exist_ok=True)
+    missing = [(label, suite) for label in inputs.checkpoints for suite in config.suites if not _unit_path(stage, suite.type, label).exists()]
+    with progress_bar("eval", len(missing), "suites") as bar:
+        for label in dict.fromkeys(label for label, _ in missing):
+            policy = inputs.open_sampler(inputs.checkpoints[label])
+            try:
+                for suite in (suite for of, suite in missing if of == label):
+                    scored = _run_suite(suite, policy, inputs)
+                    write_json(_unit_path(stage, suite.type, label), {"items": list(map(asdict, scored.items)), "samples": list(scored.samples)})
+                    bar.advance(1, f"{suite.type} on {label}")
+            finally:
+                policy.engine.close()
+    scores = _merge(stage, names, inputs)
+    stage.finish(outputs=[SCORES, SAMPLES], summary=scores)
+    return scores
+
+
+def _run_suite(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs) -> SuiteScores:
+    limits = Limits(inputs.max_prompt_tokens, inputs.sampling.max_new_tokens, inputs.sampling.temperature)
+    match suite:
+        case HeldOutSuite():
+            tasks = suites.choose_held_out(inputs.held_out, suite.num_candidates)
+            if not tasks:
+                raise UserError(
+                    "eval.suites has a held_out suite but there is no held-out candidate",
+                    rule="it needs at least one",
+                    fix="raise ingest.held_out_frac or drop the suite",
+                )
+            return suites.held_out(
+                policy,
+                tasks,
+                trajectory_of=inputs.trajectory_of,
+                num_samples=suite.num_samples,
+                truncated=inputs.sampling.truncated,
+                num_shown=_NUM_SHOWN,
+            )
+        case WorldSuite():
+            assert inputs.world is not None, "the schema demands a world section"
+            world = OrderDesk()
+            tasks = world.tasks(TaskSplit.TEST, num_tasks=inputs.world.num_test_tasks, seed=inputs.run_seed)
+            return suites.world_success(
+                policy, world, tasks, num_samples=suite.num_samples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN
+            )
+        case SkillsSuite():
+            return suites.skills(policy, num_examples=suite.num_examples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN)
+
+
+def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, Any]:
+    units = {(name, label): read_json(_unit_path(stage, name, label)) for name in names for label in inputs.checkpoints}
+    items = {key: [ItemScore(**item) for item in unit["items"]] for key, unit in units.items()}
+    samples = [{"suite": name, "checkpoint": label, **sample} for (name, label), unit in units.items() for sample in unit["samples"]]
+    scores = {
+        "suites": [suite_row(name, label, scored, run_seed=inputs.run_seed) for (name, label), scored in items.items()],
+        "differences": [
+            difference_row(name, items[name, REFERENCE], items[name, TRAINED], run_seed=inputs.run_seed)
+            for name in names
+            if {REFERENCE, TRAINED} <= inputs.checkpoints.keys()
+        ],
+        "turns": sum(item.num_turns for scored in items.values() for item in scored),
+    }
+    write_jsonl(stage.path / SAMPLES, samples)
+    write_json(stage.path / SCORES, scores)
+    return scores
+
+
+def _unit_path(stage: Stage, suite: str, label: str) -> Path:
+    return stage.path / UNITS / f"{suite}-{label}.json"

@@ -1,0 +1,154 @@
+"""The three suites of a recipe's evaluation, each as a function from one policy to item scores.
+
+A policy is a `LocalSampler`: engine, renderer and verifier as profiling and training use them. Random numbers depend on
+item, sample and turn, never on the checkpoint, so two checkpoints are compared on paired draws. Writes no files (`runner.py` does).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pivotrl.identity import content_id, derive_seed
+from pivotrl.rollouts.engine import GenerationRequest
+from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
+from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin
+from pivotrl.worlds.protocol import Episode, World, WorldTask
+from pivotrl.worlds.skills import SkillQuestion, draw_questions, is_right
+
+
+type Truncated = Literal["zero", "exclude", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemScore:
+    """One attempt at one item.
+
+    >>> ItemScore("task-1#0", "task-1", "", 1.0, num_turns=5).score
+    1.0
+    """
+
+    item: str
+    """Unique in its suite and the same for every checkpoint: scores are paired by it."""
+    cluster: str
+    """What attempts must share to be resampled together: trajectory, task, or the item itself."""
+    facet: str
+    """A sub-score this item counts for (a skill, a kind of turn), or empty."""
+    score: float
+    """In [0, 1]."""
+    num_turns: int
+    """Assistant turns sampled for it, the cost axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteScores:
+    """All items of one suite on one policy, with a few shown in full."""
+
+    items: tuple[ItemScore, ...]
+    samples: tuple[Mapping[str, Any], ...]
+    """JSON-ready: item, score, messages, and what the suite knows about the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a sampled turn of an evaluation."""
+
+    max_prompt_tokens: int
+    max_new_tokens: int
+    temperature: float
+
+
+def held_out(
+    policy: LocalSampler, tasks: Sequence[LocalTask], *, trajectory_of: Mapping[str, str], num_samples: int, truncated: Truncated, num_shown: int
+) -> SuiteScores:
+    """Single-turn reward on held-out candidates under the recipe's own sampling and verifier.
+
+    Infra verdicts leave the scores; so do truncated samples where the recipe excludes them, and the pairing then lacks those items.
+
+    Args:
+        trajectory_of: trajectory id by candidate id, the cluster.
+    """
+    items, samples = [], []
+    for task, rollouts in zip(tasks, policy.sample(tasks, num_samples=num_samples, place=("eval", "held_out")), strict=True):
+        for rollout in rollouts:
+            if not counted(rollout, truncated):
+                continue
+            name = f"{task.candidate_id}#{rollout.sample_index}"
+            items.append(ItemScore(name, trajectory_of[task.candidate_id], "", rollout.verdict.reward, num_turns=1))
+            if rollout.sample_index == 0 and len(samples) < num_shown:
+                messages = [*task.state.messages, _as_message(rollout.action)]
+                end = {"reason": rollout.verdict.reason, "verdict": rollout.verdict.kind.value}
+                samples.append(_shown(name, rollout.verdict.reward, messages, end))
+    return SuiteScores(tuple(items), tuple(samples))
+
+
+def choose_held_out(tasks: Sequence[LocalTask], num_tasks: int) -> list[LocalTask]:
+    """The tasks with the smallest hash of their id: the same ones whatever their order, and not those that validation sees first."""
+    return sorted(tasks, key=lambda task: content_id("eval", task.candidate_id))[:num_tasks]
+
+
+def world_success[TaskT: WorldTask](
+    policy: LocalSampler, world: World[TaskT], tasks: Sequence[TaskT], *, num_samples: int, limits: Limits, run_seed: int, num_shown: int
+) -> SuiteScores:
+    """Multi-turn success: every episode is played to its end, all live ones generating together.
+
+    An episode whose prompt outgrows the limit ends there, a failure.
+    """
+    episodes = [(f"{task.id}#{sample}", world.reset(task)) for task in tasks for sample in range(num_samples)]
+    _play(policy, episodes, limits=limits, run_seed=run_seed)
+    items = [ItemScore(name, episode.task_id, "", float(episode.success), num_turns=episode.num_turns) for name, episode in episodes]
+    shown = episodes[:: max(1, len(episodes) // num_shown)][:num_shown]
+    samples = [_shown(name, float(episode.success), episode.state().messages, {"end": dict(episode.outcome())}) for name, episode in shown]
+    return SuiteScores(tuple(items), tuple(samples))
+
+
+def skills(policy: LocalSampler, *, num_examples: int, limits: Limits, run_seed: int, num_shown: int) -> SuiteScores:
+    """Greedy, exact accuracy on the out-of-domain skills; facets are the skills."""
+    questions = draw_questions(num_examples, random.Random(derive_seed(run_seed, "eval", "skills")))
+    states = [State((Message(Role.USER, question.question),), (), ToolOrigin.NONE) for question in questions]
+    requests = [GenerationRequest(policy.renderer.render_prompt(state), (0,), 0.0, limits.max_new_tokens) for state in states]
+    actions = [policy.renderer.parse(completions[0].token_ids) for completions in policy.engine.generate(requests)]
+    items, samples = [], []
+    for index, (question, state, action) in enumerate(zip(questions, states, actions, strict=True)):
+        score = float(_answers(question, action))
+        items.append(ItemScore(f"{question.skill}#{index}", f"{question.skill}#{index}", question.skill, score, num_turns=1))
+        if index < num_shown:
+            samples.append(_shown(items[-1].item, score, [*state.messages, _as_message(action)], {"answer": question.answer}))
+    return SuiteScores(tuple(items), tuple(samples))
+
+
+def _play(policy: LocalSampler, episodes: Sequence[tuple[str, Episode]], *, limits: Limits, run_seed: int) -> None:
+    """Takes turns until every episode is done or too long; the random numbers of a turn depend on episode and turn only."""
+    live = list(episodes)
+    while live:
+        prompts = [policy.renderer.render_prompt(episode.state()) for _, episode in live]
+        fitting = [(entry, prompt) for entry, prompt in zip(live, prompts, strict=True) if len(prompt) <= limits.max_prompt_tokens]
+        requests = [
+            GenerationRequest(prompt, (derive_seed(run_seed, "eval", "world", name, episode.num_turns),), limits.temperature, limits.max_new_tokens)
+            for (name, episode), prompt in fitting
+        ]
+        for ((_, episode), _), completions in zip(fitting, policy.engine.generate(requests), strict=True):
+            episode.act(policy.renderer.parse(completions[0].token_ids, episode.state().tools))
+        live = [entry for entry, _ in fitting if not entry[1].is_done]
+
+
+def _answers(question: SkillQuestion, action: Action) -> bool:
+    return action.parse is ParseOutcome.ABSENT and is_right(question, action.content)
+
+
+def _as_message(action: Action) -> Message:
+    return Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, parse=action.parse)
+
+
+def _shown(item: str, score: float, messages: Sequence[Message], end: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        {
+            "role": message.role.value,
+            "content": message.content,
+            "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls],
+        }
+        for message in messages
+    ]
+    return {"item": item, "score": score, "messages": rows, **end}

@@ -1,0 +1,55 @@
+"""The table that closes a run: each suite before and after with its interval, what it cost in turns, where the report lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pivotrl.evaluation.runner import REFERENCE, SCORES, TRAINED
+from pivotrl.rundir import MANIFEST, Stage, read_json, read_jsonl
+
+_TITLES = {"world": "In-domain success, whole episodes", "held_out": "In-domain reward, single turns", "skills": "Out-of-domain skills"}
+_ORDER = ("world", "held_out", "skills")
+
+
+def final_table(run: Path) -> Table:
+    """The table of a finished run.
+
+    Raises:
+        UserError: where `eval` was not run.
+    """
+    scores = read_json(Stage.require(run, "eval") / SCORES)
+    rows = {(row["name"], row["checkpoint"]): row for row in scores["suites"]}
+    differences = {row["name"]: row for row in scores["differences"]}
+    table = Table(
+        "", "before", "after", "change (95 % interval)", "n", title="Result", title_justify="left", caption=_caption(run), caption_justify="left"
+    )
+    for name in sorted(differences, key=_ORDER.index):
+        change = differences[name]
+        before, after = rows[name, REFERENCE], rows[name, TRAINED]
+        table.add_row(_TITLES[name], _score(before), _score(after), _change(change), str(after["n"]))
+    return table
+
+
+def turns_used(run: Path) -> dict[str, int]:
+    """Assistant turns sampled to make the checkpoint: profiling and training. Validation and evaluation are not in it."""
+    profile = read_json(run / "profile" / MANIFEST)["summary"]["cost"]["turns"]
+    steps = [row["perf/env_turns/sum"] for row in read_jsonl(run / "train" / "metrics.jsonl") if "perf/env_turns/sum" in row]
+    return {"profiling": int(profile), "training": int(max(steps, default=0))}
+
+
+def _caption(run: Path) -> str:
+    turns = turns_used(run)
+    used = f"Turns used: {sum(turns.values()):,} ({turns['profiling']:,} profiling + {turns['training']:,} training)"
+    return f"{used}\nReport: {run / 'report' / 'index.html'}"
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    return "none" if row["score"] is None else f"{row['score']:.3f}"
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    return "none" if row["difference"] is None else f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
