@@ -38,7 +38,9 @@ def run_bandit(
     on_call: Callable[[str], None] = lambda name: None,
 ) -> tuple[dict[str, Any], BanditTrainer, BanditSampler]:
     """Runs (or resumes) RUN/train to its end; returns summary, trainer and sampler."""
-    stage = Stage.open(run, "train", config=config.model_dump(mode="json"), inputs={}, seed=SEED)
+    # Not Stage.open: it asks git for the commit, which takes longer than the run and changes while others work in the checkout.
+    stage = Stage("train", run / "train", {"stage": "train", "config": config.model_dump(mode="json"), "seed": SEED}, started_s=0.0)
+    stage.path.mkdir(parents=True, exist_ok=True)
     sampling = sampling_config(truncated)
     trainer, sampler = BanditTrainer(on_call=on_call), BanditSampler(BanditEngine(), run_seed=SEED, infra=infra, on_call=on_call)
     tasks = bandit_tasks(NUM_PIVOTS)
