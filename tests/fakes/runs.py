@@ -147,5 +147,7 @@ def write_whole_run(run: Path) -> None:
         {"name": "held_out", "checkpoint": "reference", "score": 0.55, "n": 120, "low": 0.47, "high": 0.63, "seeds": [7]},
         {"name": "held_out", "checkpoint": "trained", "score": 0.93, "n": 120, "low": 0.88, "high": 0.97, "seeds": [7]},
     ]
+    scores[1]["detail"] = {"calls": {"score": 0.9, "low": 0.8, "high": 0.95, "n": 60}}
+    difference = {"name": "held_out", "difference": 0.38, "low": 0.29, "high": 0.46, "n": 120, "wins": 50, "losses": 4, "sign_test_p": 1e-9}
     (run / "eval").mkdir()
-    write_json(run / "eval" / "scores.json", {"suites": scores, "turns": 240})
+    write_json(run / "eval" / "scores.json", {"suites": scores, "differences": [difference], "turns": 240})
