@@ -22,6 +22,7 @@ from pivotrl.observability.sinks import NON_FINITE
 from pivotrl.pivots.statistics import Interval
 from pivotrl.rundir import STAGES, atomic_write
 
+PAGE = "index.html"
 _PROFILE_RATES = (
     ("mean reward", "mean_reward"),
     ("malformed actions", "malformed_frac"),
@@ -40,7 +41,7 @@ class Tile:
 
 
 def write_report(run: Path, out: Path) -> Path:
-    """Writes the page to the file `out`, whose directory is made, and returns it.
+    """Writes index.html to the directory `out`, which is made, and returns its path.
 
     Raises:
         UserError: where `run` holds no stage, or a stage's file has a value of the wrong type.
@@ -49,9 +50,10 @@ def write_report(run: Path, out: Path) -> Path:
         raise UserError(
             f"{run} holds no stage of a run", rule="a run directory has ingest, profile, ... below it", fix="name the directory given as --run"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, render_page(read_run(run)).encode("utf-8", "backslashreplace"))
-    return out
+    page = render_page(read_run(run))
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / PAGE, page.encode("utf-8", "backslashreplace"))
+    return out / PAGE
 
 
 def render_page(readings: Readings) -> str:

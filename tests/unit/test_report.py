@@ -61,7 +61,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def html(whole_run: Path) -> str:
-    return write_report(whole_run, whole_run / "report" / "index.html").read_text()
+    return write_report(whole_run, whole_run / "report").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +171,14 @@ def test_provenance_names_stages_seeds_and_the_pivot_set(page: Page) -> None:
 
 
 def test_the_same_run_gives_the_same_page(whole_run: Path, html: str, tmp_path: Path) -> None:
-    assert write_report(whole_run, tmp_path / "again" / "report.html").read_text() == html
+    assert write_report(whole_run, tmp_path / "again").read_text() == html
 
 
 def test_missing_stages_are_said_plainly(tmp_path: Path) -> None:
     write_ingest(tmp_path / "ingest", [trajectory(0)])
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "metrics.jsonl").write_text("")
-    page = Page(write_report(tmp_path, tmp_path / "report.html").read_text())
+    page = Page(write_report(tmp_path, tmp_path / "report").read_text())
     assert "The eval stage is not run." in page.text["result"]
     assert "The profile stage is not run." in page.text["funnel"]
     assert "The select stage is not run." in page.text["selection"]
@@ -195,7 +195,7 @@ def test_a_run_in_progress_may_end_in_half_a_line(tmp_path: Path) -> None:
 def test_rollouts_without_the_stages_before_are_still_shown(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     write_jsonl(tmp_path / "train" / "rollouts.jsonl", [{"step": 3, "pivot_id": "p", "text": "hello", "reward": 0.25}])
-    page = Page(write_report(tmp_path, tmp_path / "report.html").read_text())
+    page = Page(write_report(tmp_path, tmp_path / "report").read_text())
     assert "hello" in page.text["rollouts"]
     assert "The trajectory is not in this run directory." in page.text["rollouts"]
 
@@ -214,12 +214,12 @@ def test_a_wrong_type_is_an_error_that_names_file_and_key(file: str, value: obje
     (tmp_path / file).parent.mkdir()
     write_json(tmp_path / file, value)
     with pytest.raises(UserError, match=re.escape(message)):
-        write_report(tmp_path, tmp_path / "report.html")
+        write_report(tmp_path, tmp_path / "report")
 
 
 def test_a_directory_without_stages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no stage of a run"):
-        write_report(tmp_path, tmp_path / "report.html")
+        write_report(tmp_path, tmp_path / "report")
 
 
 def test_control_characters_cannot_redraw_the_page() -> None:
