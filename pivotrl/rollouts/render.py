@@ -24,7 +24,7 @@ from pivotrl.errors import UserError
 from pivotrl.identity import bytes_id
 from pivotrl.rollouts.render_demonstration import DemonstrationBuilder, Demonstrations
 from pivotrl.rollouts.render_probe import TurnMarks, calls_are_native, is_prefix_stable, probe_turn
-from pivotrl.rollouts.render_template import ChatTemplate, action_of
+from pivotrl.rollouts.render_template import ChatTemplate, UnencodableText, action_of
 from pivotrl.rundir import read_json
 from pivotrl.types import Action, Message, Origin, Role, State, Tool, ToolOrigin
 
@@ -95,7 +95,7 @@ class Renderer:
         Raises:
             UnrenderableState: where the template refuses the conversation.
         """
-        return self._encode(self.template.text(state.messages, state.tools, add_generation_prompt=True))
+        return self.template.encode(self.template.text(state.messages, state.tools, add_generation_prompt=True))
 
     def render_action(self, action: Action, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Token ids of the completion that is this action, end-of-turn token included.
@@ -106,7 +106,10 @@ class Renderer:
         Raises:
             InexpressibleAction: where the action format cannot write it, or its text holds a stop token.
         """
-        ids = self._encode(self._completion_text(action, tools))
+        try:
+            ids = self.template.encode(self._completion_text(action, tools))
+        except UnencodableText as error:
+            raise InexpressibleAction(str(error)) from error
         if any(token in ids for token in self.stop_token_ids):
             raise InexpressibleAction("text holds a stop token")
         return (*ids, self.turn.end_token_id)
@@ -147,7 +150,7 @@ class Renderer:
                 except InexpressibleAction:
                     num_inexpressible += 1
         prompt_texts = {index: self.template.text(messages[:index], tools, add_generation_prompt=True) for index in completions}
-        builder = DemonstrationBuilder(self.template.tokenizer, self.turn, max_tokens=max_tokens)
+        builder = DemonstrationBuilder(self.template, self.turn, max_tokens=max_tokens)
         demonstrations = builder.build(prompt_texts, completions, one_sequence=self.prefix_stable)
         return dataclasses.replace(demonstrations, num_dropped_turns=demonstrations.num_dropped_turns + num_inexpressible)
 
@@ -161,9 +164,6 @@ class Renderer:
         if not text.startswith(opened):
             raise InexpressibleAction("thinking does not begin as the generation prompt does")
         return text[len(opened) :]
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.template.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _load_tokenizer(checkpoint_dir: Path) -> PreTrainedTokenizerFast:

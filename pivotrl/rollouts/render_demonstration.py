@@ -8,13 +8,10 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pivotrl.rollouts.render_probe import TurnMarks
+from pivotrl.rollouts.render_template import ChatTemplate
 from pivotrl.types import Demonstration
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,8 @@ class DemonstrationBuilder:
     twice. A turn that does not fit even so is dropped and counted.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, turn: TurnMarks, *, max_tokens: int) -> None:
-        self._tokenizer, self._turn, self._max_tokens = tokenizer, turn, max_tokens
+    def __init__(self, template: ChatTemplate, turn: TurnMarks, *, max_tokens: int) -> None:
+        self._template, self._turn, self._max_tokens = template, turn, max_tokens
 
     def build(self, prompt_texts: Mapping[int, str], completions: Mapping[int, tuple[int, ...]], *, one_sequence: bool) -> Demonstrations:
         """The sequences of a conversation.
@@ -74,7 +71,7 @@ class DemonstrationBuilder:
     def _per_turn(self, prompt_texts: Mapping[int, str], completions: Mapping[int, tuple[int, ...]]) -> Demonstrations:
         kept: list[Demonstration] = []
         for index, completion in completions.items():
-            prompt = tuple(self._tokenizer(prompt_texts[index], add_special_tokens=False)["input_ids"])
+            prompt = self._template.encode(prompt_texts[index])
             if len(prompt) + len(completion) <= self._max_tokens:
                 kept.append(Demonstration(prompt + completion, (0,) * len(prompt) + (1,) * len(completion)))
         return Demonstrations(tuple(kept), len(completions) - len(kept))
@@ -84,10 +81,9 @@ class DemonstrationBuilder:
         last = prompts[-1]
         if not all(last.startswith(prompt) for prompt in prompts):
             return None
-        encoding = self._tokenizer(last, add_special_tokens=False, return_offsets_mapping=True)
-        ids, starts = tuple(encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
-        header = tuple(self._tokenizer(self._turn.generation_prompt, add_special_tokens=False)["input_ids"])
-        tail = tuple(self._tokenizer(self._turn.tail, add_special_tokens=False)["input_ids"])
+        encoding = self._template.encode_with_offsets(last)
+        ids, starts = tuple(encoding.ids), [start for start, _ in encoding.offsets]
+        header, tail = self._template.encode(self._turn.generation_prompt), self._template.encode(self._turn.tail)
         ids += completions[-1]
         turns: list[_Turn] = []
         for prompt, completion in zip(prompts, completions, strict=True):

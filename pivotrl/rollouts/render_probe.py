@@ -55,7 +55,7 @@ def probe_turn(template: ChatTemplate) -> TurnMarks:
     generation_prompt = prompt[len(base) :]
     _, _, after = middle.rpartition(answer.content)
     _, _, after_last = last.rpartition(answer.content)
-    after_ids = template.tokenizer(after, add_special_tokens=False)["input_ids"]
+    after_ids = template.encode(after)
     end_token_id = after_ids[0] if after_ids else None
     if end_token_id is None or end_token_id not in template.tokenizer.added_tokens_decoder:
         raise _unusable(f"an assistant message is followed by {after[:20]!r}", "its text must be followed directly by an end-of-turn token")

@@ -19,6 +19,7 @@ from pivotrl.actions.protocol import ActionFormat, json_text
 from pivotrl.types import Action, Message, ParseOutcome, Role, Tool
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 # Private-use characters; the pair around a number is written by nobody.
@@ -32,6 +33,10 @@ type HistoryReasoning = Literal["template", "keep", "drop"]
 
 class UnrenderableState(ValueError):
     """The chat template refuses a conversation (for example roles that do not alternate); the message is the template's."""
+
+
+class UnencodableText(UnrenderableState):
+    """Text that no tokenizer can encode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,21 @@ class ChatTemplate:
             raise UnrenderableState(f"chat template: {error}") from error
         assert isinstance(rendered, str)
         return _PLACEHOLDER.sub(lambda match: written[int(match.group(1))] if int(match.group(1)) < len(written) else match.group(), rendered)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it is: nothing is added, special tokens in it are themselves.
+
+        Raises:
+            UnencodableText: for text with lone surrogates, which is no Unicode text.
+        """
+        return tuple(self.encode_with_offsets(text).ids)
+
+    def encode_with_offsets(self, text: str) -> Encoding:
+        """Like `encode`, with the place of each token in the text."""
+        try:
+            return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise UnencodableText("text holds a lone surrogate") from error
 
     def _message(self, message: Message, tools: Sequence[Tool], written: list[str]) -> dict[str, Any]:
         if message.role is Role.ASSISTANT:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fakes import tiny_tokenizer as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,8 @@ from pivotrl.actions.protocol import InexpressibleAction, same_action
 from pivotrl.config.schema import RenderConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.render import Renderer
-from pivotrl.rollouts.render_template import action_of
+from pivotrl.rollouts.render_template import UnrenderableState, action_of
 from pivotrl.types import Action, Message, Origin, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
-from fakes import tiny_tokenizer as tiny
 
 TOKENIZER = tiny.tiny_tokenizer()
 TOOL = Tool("look_up", "Looks up.", {"type": "object", "properties": {"key": {"type": "string"}}})
@@ -205,6 +205,13 @@ def test_parse_takes_one_stop_token_off_and_keeps_the_rest() -> None:
 def test_a_stop_token_inside_an_action_is_inexpressible() -> None:
     with pytest.raises(InexpressibleAction, match="stop token"):
         CHATML.render_action(Action("a <|im_end|> b", (), None, ParseOutcome.ABSENT))
+
+
+def test_lone_surrogates_are_refused_by_name() -> None:
+    with pytest.raises(InexpressibleAction, match="lone surrogate"):
+        CHATML.render_action(Action("a\ud800", (), None, ParseOutcome.ABSENT))
+    with pytest.raises(UnrenderableState, match="lone surrogate"):
+        CHATML.render_prompt(_state(_user("a\ud800")))
 
 
 def _long_conversation() -> list[Message]:
