@@ -41,6 +41,11 @@ def bytes_id(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
+def running_id(data: bytes = b"") -> hashlib.blake2b:
+    """A hash that gives `bytes_id` of everything it was updated with; `copy` forks it, so ids of all prefixes of a sequence cost one pass."""
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES)
+
+
 def file_id(path: Path) -> str:
     """32 hex digits of blake2b over a file's bytes, read in blocks."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import orjson
+
 from pivotrl.actions.terminus2 import TOOL_NAME
-from pivotrl.identity import bytes_id, canonical_json, content_id, derive_seed
+from pivotrl.identity import canonical_json, derive_seed, running_id
 from pivotrl.types import Action, Candidate, Domain, Message, Origin, ParseOutcome, Role, Split, State, ToolCall, Trajectory
 
 _SEED_BITS = 62
@@ -23,47 +25,68 @@ class Extraction:
     """The candidates of one trajectory, and the expert's other turns by the reason they are none."""
 
     candidates: tuple[Candidate, ...]
+    encoded_actions: tuple[bytes, ...]
+    """JSON of each candidate's expert action: made for its id, and what is stored."""
     excluded: Mapping[str, int]
 
 
 def extract_candidates(trajectory: Trajectory, *, encoded_messages: Sequence[bytes], held_out_frac: float, run_seed: int) -> Extraction:
     """The candidates of a trajectory in order of turn.
 
-    id_t = H(h_t + json(a_t)), h_0 = H(json(tools)), h_{i+1} = H(h_i + json(message_i)), H = `bytes_id`: the content id of (state, action).
+    id_t = blake2b(json(tools) + json(message_0) + ... + json(message_{t-1}) + json(action_t)): the content id of (state, action). JSON arrays and
+    objects end where they end, so the sum is unambiguous, and one running hash serves all turns.
     Only turns that the model wrote count; greetings, demonstrations and copied context of the harness do not.
 
     Args:
-        encoded_messages: json(message_i), the caller's `encode` of each message; also what is stored, so it is made once.
+        encoded_messages: JSON of each message, which the caller stores too.
         held_out_frac: share of task ids held out.
+
+    Raises:
+        TypeError: for text that UTF-8 cannot hold.
     """
     split = split_of(trajectory.task_id, held_out_frac=held_out_frac, run_seed=run_seed)
-    last_turn = max((index for index, message in enumerate(trajectory.messages) if is_expert_turn(message)), default=-1)
-    prefix_id = content_id(trajectory.tools).encode()
+    turns, excluded = eligible_turns(trajectory)
+    running = running_id(canonical_json(trajectory.tools))
+    num_hashed = 0
     candidates: list[Candidate] = []
+    encoded_actions: list[bytes] = []
+    for turn_index, index in turns:
+        for encoded in encoded_messages[num_hashed:index]:
+            running.update(encoded)
+        num_hashed = index
+        action = action_of(trajectory.messages[index])
+        encoded_action = orjson.dumps(action)
+        full = running.copy()
+        full.update(encoded_action)
+        candidates.append(
+            Candidate(
+                id=full.hexdigest(),
+                trajectory_id=trajectory.id,
+                task_id=trajectory.task_id,
+                domain=trajectory.domain,
+                message_index=index,
+                turn_index=turn_index,
+                split=split,
+                expert_action=action,
+            )
+        )
+        encoded_actions.append(encoded_action)
+    return Extraction(tuple(candidates), tuple(encoded_actions), excluded)
+
+
+def eligible_turns(trajectory: Trajectory) -> tuple[list[tuple[int, int]], Counter[str]]:
+    """(turn index, message index) of the turns that the domain's rule admits, and the expert's other turns by reason."""
+    messages = trajectory.messages
+    turns = [index for index, message in enumerate(messages) if is_expert_turn(message)]
+    eligible: list[tuple[int, int]] = []
     excluded: Counter[str] = Counter()
-    turn_index = 0
-    for index, (message, encoded) in enumerate(zip(trajectory.messages, encoded_messages, strict=True)):
-        if is_expert_turn(message):
-            reason = _exclusion(trajectory.domain, message, trajectory.messages, index, is_last=index == last_turn)
-            if reason is None:
-                action = action_of(message)
-                candidates.append(
-                    Candidate(
-                        id=bytes_id(prefix_id + canonical_json(action)),
-                        trajectory_id=trajectory.id,
-                        task_id=trajectory.task_id,
-                        domain=trajectory.domain,
-                        message_index=index,
-                        turn_index=turn_index,
-                        split=split,
-                        expert_action=action,
-                    )
-                )
-            else:
-                excluded[reason] += 1
-            turn_index += 1
-        prefix_id = bytes_id(prefix_id + encoded).encode()
-    return Extraction(tuple(candidates), excluded)
+    for turn_index, index in enumerate(turns):
+        reason = _exclusion(trajectory.domain, messages, index, is_last=index == turns[-1])
+        if reason is None:
+            eligible.append((turn_index, index))
+        else:
+            excluded[reason] += 1
+    return eligible, excluded
 
 
 def is_expert_turn(message: Message) -> bool:
@@ -97,8 +120,9 @@ def split_of(task_id: str, *, held_out_frac: float, run_seed: int) -> Split:
     return Split.HELD_OUT if draw < held_out_frac else Split.TRAIN
 
 
-def _exclusion(domain: Domain, message: Message, messages: Sequence[Message], index: int, *, is_last: bool) -> str | None:
+def _exclusion(domain: Domain, messages: Sequence[Message], index: int, *, is_last: bool) -> str | None:
     """Why a turn of the expert is no candidate in its domain, or None."""
+    message = messages[index]
     match domain:
         case Domain.CONVERSATIONAL:
             return None

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from pivotrl.errors import UserError
-from pivotrl.trajectories.shingles import Hashes, shingle_hashes, word_hashes
+from pivotrl.trajectories.shingles import Hashes, ngram_hashes, word_hashes
 
 _RULE = 'the file holds {"task_ids": [strings], "ngrams": [strings]}, either of which may be left out'
 
@@ -56,7 +56,7 @@ class DecontaminationList:
             words_W = word_hashes(phrase.encode("utf-8", "replace"))
             if not len(words_W):
                 raise UserError(f"decontamination n-gram {phrase!r} has no word", rule="an n-gram is a phrase of words", fix="remove it")
-            by_length.setdefault(len(words_W), []).append(int(shingle_hashes(words_W, num_words=len(words_W))[0]))
+            by_length.setdefault(len(words_W), []).append(int(ngram_hashes(words_W, num_words=len(words_W))[0]))
         return DecontaminationList(frozenset(task_ids), {length: np.array(hashes, np.uint64) for length, hashes in sorted(by_length.items())})
 
     def match(self, task_id: str, text: bytes) -> str | None:
@@ -67,7 +67,7 @@ class DecontaminationList:
             return None
         words_W = word_hashes(text)
         for length, hashes in self.ngrams.items():
-            if len(words_W) >= length and np.isin(shingle_hashes(words_W, num_words=length), hashes).any():
+            if np.isin(ngram_hashes(words_W, num_words=length), hashes).any():
                 return "decontamination: n-gram"
         return None
 

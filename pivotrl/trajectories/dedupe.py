@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pivotrl.trajectories.shingles import Hashes, mix, shingle_hashes, word_hashes
+from pivotrl.trajectories.shingles import Hashes, mix, shingle_hashes
 
-SHINGLE_WORDS = 5
 SAID_SKETCH_SIZE = 128
 SEEN_SKETCH_SIZE = 64
 """k: shingles kept of each text. Similarity is exact up to k shingles; beyond, its standard error at 0.95 is 0.02 for k = 128, 0.03 for 64."""
-_NUM_BINS = 128
+_NUM_BINS = 64
 # A text this similar to another must be compared with it this often.
 _MIN_RECALL = 0.99
 # Bounds the work where thousands of kept texts share a band without being near-duplicates (one template, different data).
@@ -27,7 +26,7 @@ _MAX_COMPARISONS = 64
 _MAX_PROBES = 64
 _RECENT_IDS = 1 << 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_BIN_SHIFT = np.uint64(64 - 7)
+_BIN_SHIFT = np.uint64(64 - 6)
 _BIN_BOUNDS_M = np.arange(_NUM_BINS, dtype=np.uint64) << _BIN_SHIFT
 
 type Sketch = NDArray[np.uint32]
@@ -237,7 +236,8 @@ class IdSet:
 
 
 def _distinct_shingles(text: bytes) -> Hashes:
-    sorted_S = np.sort(shingle_hashes(word_hashes(text), num_words=SHINGLE_WORDS))
+    sorted_S = shingle_hashes(text)
+    sorted_S.sort()
     if not len(sorted_S):
         return sorted_S
     is_first_S = np.empty(len(sorted_S), np.bool_)

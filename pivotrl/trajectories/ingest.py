@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 from pivotrl.config.schema import IngestConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
-from pivotrl.pivots.candidates import extract_candidates, is_expert_turn
+from pivotrl.pivots.candidates import eligible_turns, extract_candidates, is_expert_turn
 from pivotrl.progress import ProgressBar, progress_bar
 from pivotrl.rundir import Stage, read_json, write_json
 from pivotrl.trajectories import registry, store
@@ -39,7 +40,8 @@ AUDIT = "audit.json"
 # Small files share a work unit up to this size; a larger file is a unit of its own.
 _PART_BYTES = 32 << 20
 _OUTCOME_GROUPS = {outcome.value: number for number, outcome in enumerate(Outcome)}
-_REMEMBERED_PROMPTS = 256
+# The same long prompt comes with every trajectory of a harness.
+_REMEMBERED_PROMPTS = 64
 _MB = 1e6
 
 
@@ -138,7 +140,6 @@ class _Ingester:
         self._forbidden = DecontaminationList.load(Path(config.decontamination)) if config.decontamination is not None else None
         self._near = NearDuplicates(config.near_duplicate_threshold) if config.near_duplicate_threshold < 1 else None
         self._trajectory_ids, self._candidate_ids = IdSet(), IdSet()
-        self._prompts: dict[bytes, bool] = {}
         self._num_kept = 0
 
     @property
@@ -196,40 +197,36 @@ class _Ingester:
         counts.harness_turns += sum(message.role is Role.ASSISTANT and message.origin is Origin.HARNESS for message in trajectory.messages)
         counts.repairs.update(repairs)
         texts = _Texts.of(trajectory.messages)
-        if self._may_hold_secret(texts):
+        if any(map(may_hold_secret, (texts.said, texts.seen))) or any(map(_prompt_may_hold_secret, texts.prompts)):
             trajectory, secrets = _redacted(trajectory)
             counts.secrets.update(secrets)
             texts = _Texts.of(trajectory.messages)
         mark = self._admit(trajectory, texts)
-        encoded = [store.encode(message) for message in trajectory.messages]
-        extraction = extract_candidates(trajectory, encoded_messages=encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
-        excluded, candidates = Counter(extraction.excluded), list(extraction.candidates)
-        if trajectory.outcome.value in self._config.outcomes:
-            is_new = self._candidate_ids.add([candidate.id for candidate in candidates])
-            excluded["duplicate candidate"] += is_new.count(False)
-            candidates = [candidate for candidate, new in zip(candidates, is_new, strict=True) if new]
-        else:
-            excluded[f"outcome {trajectory.outcome.value}"] += len(candidates)
-            candidates = []
-        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark, candidates)
+        encoded = [_encoded_prompt(message) if message.role is Role.SYSTEM else store.encode(message) for message in trajectory.messages]
+        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark)
+        self._take_candidates(part, trajectory, encoded, counts)
         self._num_kept += 1
         counts.kept += 1
         counts.kept_assistant_turns += num_expert_turns
         counts.outcomes[trajectory.outcome.value] += 1
         counts.domains[trajectory.domain.value] += 1
         counts.tool_origins[trajectory.tool_origin.value] += 1
-        counts.candidates.update(candidate.split.value for candidate in candidates)
-        counts.turns_excluded.update(+excluded)
 
-    def _may_hold_secret(self, texts: _Texts) -> bool:
-        if may_hold_secret(texts.said) or may_hold_secret(texts.seen):
-            return True
-        # The same long prompt comes with every trajectory of a harness, so its answer is remembered.
-        if texts.prompt not in self._prompts:
-            if len(self._prompts) >= _REMEMBERED_PROMPTS:
-                self._prompts.clear()
-            self._prompts[texts.prompt] = may_hold_secret(texts.prompt)
-        return self._prompts[texts.prompt]
+    def _take_candidates(self, part: Part, trajectory: Trajectory, encoded: Sequence[bytes], counts: FormatCounts) -> None:
+        if trajectory.outcome.value not in self._config.outcomes:
+            eligible, excluded = eligible_turns(trajectory)
+            counts.turns_excluded.update(excluded)
+            counts.turns_excluded[f"outcome {trajectory.outcome.value}"] += len(eligible)
+            return
+        extraction = extract_candidates(trajectory, encoded_messages=encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
+        counts.turns_excluded.update(extraction.excluded)
+        is_new = self._candidate_ids.add([candidate.id for candidate in extraction.candidates])
+        for candidate, action, new in zip(extraction.candidates, extraction.encoded_actions, is_new, strict=True):
+            if new:
+                part.add_candidate(candidate, action)
+                counts.candidates[candidate.split.value] += 1
+            else:
+                counts.turns_excluded["duplicate candidate"] += 1
 
     def _admit(self, trajectory: Trajectory, texts: _Texts) -> Fingerprint | None:
         """Remembers a trajectory that is to be kept; its fingerprint where near-duplicates are looked for.
@@ -238,7 +235,7 @@ class _Ingester:
             RowDropped: for a contaminated one, a copy, or a near-copy of one with the same outcome.
         """
         if self._forbidden is not None:
-            reason = self._forbidden.match(trajectory.task_id, b"\n".join((texts.prompt, texts.said, texts.seen)))
+            reason = self._forbidden.match(trajectory.task_id, b"\n".join((_utf8(texts.prompts), texts.said, texts.seen)))
             if reason is not None:
                 raise RowDropped(reason)
         if not self._trajectory_ids.add([trajectory.id])[0]:
@@ -255,10 +252,10 @@ class _Ingester:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """The text of a trajectory by who is behind it, one piece a line, UTF-8."""
+    """The text of a trajectory by who is behind it."""
 
-    prompt: bytes
-    """System messages and what the harness wrote: shared by many trajectories, so no sign that two are alike."""
+    prompts: tuple[str, ...]
+    """Texts of system messages and of what the harness wrote: shared by many trajectories, so no sign that two are alike."""
     said: bytes
     """What user and agent said, thought and called."""
     seen: bytes
@@ -266,19 +263,18 @@ class _Texts:
 
     @staticmethod
     def of(messages: Sequence[Message]) -> _Texts:
-        prompt: list[str] = []
+        prompts: list[str] = []
         said: list[str] = []
         seen: list[str] = []
         for message in messages:
             is_prompt = message.role is Role.SYSTEM or message.origin is Origin.HARNESS
-            pieces = prompt if is_prompt else seen if message.role is Role.TOOL else said
+            pieces = prompts if is_prompt else seen if message.role is Role.TOOL else said
             pieces.append(message.content)
             if message.reasoning is not None:
                 pieces.append(message.reasoning)
             for call in message.tool_calls:
                 pieces += (call.name, call.arguments)
-        encode = lambda pieces: "\n".join(pieces).encode("utf-8", "replace")  # noqa: E731
-        return _Texts(encode(prompt), encode(said), encode(seen))
+        return _Texts(tuple(prompts), _utf8(said), _utf8(seen))
 
 
 class _Meter:
@@ -364,6 +360,20 @@ def _redacted(trajectory: Trajectory) -> tuple[Trajectory, Counter[str]]:
     new_id = content_id(messages, trajectory.tools)
     task_id = new_id if trajectory.task_id == trajectory.id else trajectory.task_id
     return dataclasses.replace(trajectory, id=new_id, task_id=task_id, messages=messages), secrets
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_PROMPTS)
+def _encoded_prompt(message: Message) -> bytes:
+    return store.encode(message)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_PROMPTS)
+def _prompt_may_hold_secret(text: str) -> bool:
+    return may_hold_secret(_utf8((text,)))
+
+
+def _utf8(pieces: Sequence[str]) -> bytes:
+    return "\n".join(pieces).encode("utf-8", "replace")
 
 
 def _require_paths(paths: Sequence[Path]) -> None:

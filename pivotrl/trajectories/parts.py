@@ -1,7 +1,7 @@
 """The work units of ingest on disk: what one unit kept, its fingerprints and its counts, and their merger into the final files.
 
-A unit's three files lie in INGEST/.parts; its .json is written last and marks it done, so a killed run redoes at most one unit. Called by
-`ingest.py` only.
+A unit's files lie in INGEST/.parts; its .json is written last and marks it done, so a killed run redoes at most one unit. Data files are
+uncompressed Arrow streams, read back without a copy. Called by `ingest.py` only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pivotrl.rundir import read_json, write_json
 from pivotrl.trajectories import store
@@ -33,36 +33,34 @@ class Part:
 
     def __init__(self, stage_dir: Path, number: int) -> None:
         base = stage_dir / PARTS / f"{number:06d}"
-        self._trajectories_path = base.with_suffix(".trajectories.parquet")
-        self._candidates_path = base.with_suffix(".candidates.parquet")
+        self._paths = base.with_suffix(".trajectories.arrow"), base.with_suffix(".candidates.arrow")
         self._counts_path = base.with_suffix(".json")
-        self._trajectories: list[Trajectory] = []
-        self._messages: list[bytes] = []
-        self._marks: list[bytes | None] = []
-        self._candidates: list[Candidate] = []
-        self._num_bytes = 0
-        self._writers: tuple[pq.ParquetWriter, pq.ParquetWriter] | None = None
+        self._rows = _Rows()
+        self._streams: tuple[_Stream, _Stream] | None = None
 
     @property
     def is_done(self) -> bool:
         return self._counts_path.exists()
 
-    def add(self, trajectory: Trajectory, messages: bytes, mark: Fingerprint | None, candidates: Sequence[Candidate]) -> None:
+    def add(self, trajectory: Trajectory, messages: bytes, mark: Fingerprint | None) -> None:
         """Adds a kept trajectory; `messages` is their encoded form."""
-        self._trajectories.append(trajectory)
-        self._messages.append(messages)
-        self._marks.append(None if mark is None else mark.to_bytes())
-        self._candidates += candidates
-        self._num_bytes += len(messages)
-        if self._num_bytes >= _ROW_GROUP_BYTES:
+        if self._rows.num_bytes >= _ROW_GROUP_BYTES:
             self._flush()
+        self._rows.trajectories.append(trajectory)
+        self._rows.messages.append(messages)
+        self._rows.marks.append(None if mark is None else mark.to_bytes())
+        self._rows.num_bytes += len(messages)
+
+    def add_candidate(self, candidate: Candidate, action: bytes) -> None:
+        """Adds a candidate of the trajectory that was added last; `action` is the expert action's encoded form."""
+        self._rows.candidates.append(candidate)
+        self._rows.actions.append(action)
 
     def finish(self, counts: Mapping[str, FormatCounts]) -> None:
         """Closes the data files and marks the unit done."""
         self._flush()
-        if self._writers is not None:
-            for writer in self._writers:
-                writer.close()
+        for stream in self._streams or ():
+            stream.close()
         write_json(self._counts_path, {name: entry.as_json() for name, entry in counts.items()})
 
     def counts(self) -> dict[str, FormatCounts]:
@@ -71,43 +69,67 @@ class Part:
 
     def kept(self) -> Iterator[tuple[str, str, Fingerprint | None]]:
         """Id, outcome and fingerprint of every trajectory of a finished unit."""
-        for table in _row_groups(self._trajectories_path, ["id", "outcome", _FINGERPRINT]):
-            for row in table.to_pylist():
+        for batch in _batches(self._paths[0]):
+            for row in batch.select(["id", "outcome", _FINGERPRINT]).to_pylist():
                 yield row["id"], row["outcome"], None if row[_FINGERPRINT] is None else Fingerprint.from_bytes(row[_FINGERPRINT])
 
     def candidate_ids(self) -> Iterator[list[str]]:
         """Ids of every candidate of a finished unit."""
-        for table in _row_groups(self._candidates_path, ["id"]):
-            yield table.column("id").to_pylist()
+        for batch in _batches(self._paths[1]):
+            yield batch.column("id").to_pylist()
 
-    def copy_into(self, trajectories: pq.ParquetWriter, candidates: pq.ParquetWriter) -> None:
-        """Appends a finished unit's rows to the final files, row group by row group."""
-        for table in _row_groups(self._trajectories_path, store.TRAJECTORY_SCHEMA.names):
-            trajectories.write_table(table)
-        for table in _row_groups(self._candidates_path, store.CANDIDATE_SCHEMA.names):
-            candidates.write_table(table)
+    def copy_into(self, trajectories: Any, candidates: Any) -> None:
+        """Appends a finished unit's rows to the two parquet writers, row group by row group."""
+        for batch in _batches(self._paths[0]):
+            trajectories.write_batch(batch.select(store.TRAJECTORY_SCHEMA.names))
+        for batch in _batches(self._paths[1]):
+            candidates.write_batch(batch)
 
     def _flush(self) -> None:
-        if not self._trajectories:
+        rows = self._rows
+        if not rows.trajectories:
             return
-        if self._writers is None:
-            self._trajectories_path.parent.mkdir(exist_ok=True)
-            self._writers = (
-                store.parquet_writer(self._trajectories_path, _PART_SCHEMA, compression="lz4"),
-                store.parquet_writer(self._candidates_path, store.CANDIDATE_SCHEMA, compression="lz4"),
-            )
-        trajectories = {**store.trajectory_columns(self._trajectories, self._messages), _FINGERPRINT: self._marks}
-        self._writers[0].write_table(pa.Table.from_pydict(trajectories, _PART_SCHEMA))
-        self._writers[1].write_table(pa.Table.from_pydict(store.candidate_columns(self._candidates), store.CANDIDATE_SCHEMA))
-        self._trajectories, self._messages, self._marks, self._candidates, self._num_bytes = [], [], [], [], 0
+        if self._streams is None:
+            self._streams = _Stream(self._paths[0], _PART_SCHEMA), _Stream(self._paths[1], store.CANDIDATE_SCHEMA)
+        self._streams[0].write({**store.trajectory_columns(rows.trajectories, rows.messages), _FINGERPRINT: rows.marks})
+        self._streams[1].write(store.candidate_columns(rows.candidates, rows.actions))
+        self._rows = _Rows()
+
+
+class _Rows:
+    """The rows of the row group being filled."""
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        self.messages: list[bytes] = []
+        self.marks: list[bytes | None] = []
+        self.candidates: list[Candidate] = []
+        self.actions: list[bytes] = []
+        self.num_bytes = 0
+
+
+class _Stream:
+    """One Arrow stream file being written."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+        self._schema = schema
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._writer.write_batch(pa.RecordBatch.from_pydict(dict(columns), self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+        self._sink.close()
 
 
 def merge(stage_dir: Path, parts: Sequence[Part]) -> None:
     """Writes trajectories.parquet and candidates.parquet from finished units; each appears whole or not at all."""
     temporary = [stage_dir / f".{name}.tmp" for name in (store.TRAJECTORIES, store.CANDIDATES)]
     with (
-        store.parquet_writer(temporary[0], store.TRAJECTORY_SCHEMA, compression="zstd") as trajectories,
-        store.parquet_writer(temporary[1], store.CANDIDATE_SCHEMA, compression="zstd") as candidates,
+        store.parquet_writer(temporary[0], store.TRAJECTORY_SCHEMA) as trajectories,
+        store.parquet_writer(temporary[1], store.CANDIDATE_SCHEMA) as candidates,
     ):
         for part in parts:
             part.copy_into(trajectories, candidates)
@@ -127,9 +149,8 @@ def clean_up(stage_dir: Path) -> None:
     shutil.rmtree(stage_dir / _RETIRED, ignore_errors=True)
 
 
-def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if not path.exists():
         return
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=list(columns))
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        yield from reader

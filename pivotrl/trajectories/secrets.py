@@ -33,7 +33,7 @@ _KINDS = {
     "npm_token": r"(?<![A-Za-z0-9])npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])",
     "pypi_token": r"(?<![A-Za-z0-9])pypi-AgE[A-Za-z0-9_-]{50,}",
     "jwt": r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{17,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
-    "bearer_token": r"(?i:bearer)[ +](?P<bearer>(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{20,})",
+    "bearer_token": r"[Bb]earer[ +](?P<bearer>(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{20,})",
     "url_password": r"(?<![A-Za-z])[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"'<>\\]{0,80}:(?P<url_password>[^\s/@\"'<>\\$\{\[]{3,128})@",
 }
 _SECRET_GROUPS = {"aws_secret_access_key": "aws_secret", "bearer_token": "bearer", "url_password": "url_password"}
@@ -53,7 +53,6 @@ _CONTEXTS = (
     (b"PRIVATE KEY-----", re.compile(rb"PRIVATE KEY")),
     (b"://", re.compile(rb"://[^\s/:@\"'<>\\]{0,80}:[^\s/@\"'<>\\$\{\[]{3,128}@")),
     (b"earer", re.compile(rb"earer[ +][A-Za-z0-9._~+/=-]{20}")),
-    (b"BEARER", re.compile(rb"BEARER[ +][A-Za-z0-9._~+/=-]{20}")),
     (b"ecret", re.compile(rb"(?i:ecret_?(?:access_?)?key)\W{1,12}[A-Za-z0-9/+]{40}")),
     (b"SECRET", re.compile(rb"(?i:secret_?(?:access_?)?key)\W{1,12}[A-Za-z0-9/+]{40}")),
 )

@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -56,10 +56,10 @@ CANDIDATE_SCHEMA = pa.schema(
 _DICTIONARY_COLUMNS = ("source_format", "source_file", "task_id", "domain", "outcome", "tool_origin", "split", "trajectory_id")
 
 
-def parquet_writer(path: Path, schema: pa.Schema, *, compression: Literal["zstd", "lz4"]) -> pq.ParquetWriter:
+def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """A writer with the settings of all ingested data; the bytes depend on the rows, their grouping and pyarrow's version only."""
     columns = [name for name in schema.names if name in _DICTIONARY_COLUMNS]
-    return pq.ParquetWriter(path, schema, compression=compression, use_dictionary=columns, write_statistics=False)  # pyright: ignore[reportArgumentType] - the stub knows bool only
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=columns, write_statistics=False)  # pyright: ignore[reportArgumentType] - the stub knows bool only
 
 
 def encode(records: Any) -> bytes:
@@ -104,8 +104,8 @@ def trajectory_columns(trajectories: Sequence[Trajectory], messages: Sequence[by
     }
 
 
-def candidate_columns(candidates: Sequence[Candidate]) -> dict[str, list[Any]]:
-    """Columns of `CANDIDATE_SCHEMA`."""
+def candidate_columns(candidates: Sequence[Candidate], actions: Sequence[bytes]) -> dict[str, list[Any]]:
+    """Columns of `CANDIDATE_SCHEMA`; `actions` are the expert actions' encoded forms."""
     return {
         "id": [candidate.id for candidate in candidates],
         "trajectory_id": [candidate.trajectory_id for candidate in candidates],
@@ -114,7 +114,7 @@ def candidate_columns(candidates: Sequence[Candidate]) -> dict[str, list[Any]]:
         "message_index": [candidate.message_index for candidate in candidates],
         "turn_index": [candidate.turn_index for candidate in candidates],
         "split": [candidate.split.value for candidate in candidates],
-        "expert_action": [encode(candidate.expert_action) for candidate in candidates],
+        "expert_action": list(actions),
     }
 
 
