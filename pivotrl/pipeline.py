@@ -40,8 +40,12 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
     Raises:
         UserError: where an earlier stage has not been run.
     """
-    for needed in (*_preparing(loaded, name), name):
+    for needed in _preparing(loaded, name):
         STAGE_FUNCTIONS[needed](loaded, run)
+    was_done = Stage.is_done(run, name)
+    STAGE_FUNCTIONS[name](loaded, run)
+    if was_done:
+        sys.stderr.write(f"{name}: finished before, kept ({run / name})\n")
 
 
 def run_all(loaded: LoadedRecipe, run: Path) -> None:
@@ -64,10 +68,7 @@ def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
 def _open(loaded: LoadedRecipe, run: Path, name: str, sections: Sequence[str], inputs: Mapping[str, str]) -> Stage | None:
     """The stage's directory opened for work, or None where it is finished."""
     stage = Stage.open(run, name, config=loaded.section(*sections), inputs=inputs, seed=loaded.recipe.seed)
-    if Stage.is_done(run, name):
-        sys.stderr.write(f"{name}: finished before, kept ({stage.path})\n")
-        return None
-    return stage
+    return None if Stage.is_done(run, name) else stage
 
 
 def _checkpoint_hash(directory: Path) -> str:
