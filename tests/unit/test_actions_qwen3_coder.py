@@ -63,6 +63,11 @@ def test_bare_functions_are_read() -> None:
     assert action.tool_calls == (ToolCall("bash", '{"command": "ls -la | head", "body": "x\\ny"}'),)
 
 
+@pytest.mark.parametrize(("newlines", "kept"), [("", ""), ("\n", ""), ("\n\n", ""), ("\n\n\n", "\n")])
+def test_newlines_between_content_and_call_are_the_formats(newlines: str, kept: str) -> None:
+    assert qwen.parse(f"First.{newlines}<function=f>\n</function>").content == f"First.{kept}"
+
+
 def test_no_parameters_are_no_arguments() -> None:
     assert qwen.parse("<tool_call>\n<function=f>\n</function>\n</tool_call>").tool_calls == (ToolCall("f", "{}"),)
 

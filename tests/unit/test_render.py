@@ -62,7 +62,9 @@ def _text(token_ids: tuple[int, ...]) -> str:
 # Text an agent might write; the special tokens are inexpressible and tested apart.
 _WORDS = st.text(st.sampled_from('ab \n{}"<>\\é漢\u2028'), max_size=12)
 _ARGUMENTS = st.dictionaries(st.text("abc", max_size=3), _WORDS | st.integers(-9, 9) | st.none(), max_size=3).map(json.dumps)
-_MODEL_TURNS = st.builds(_says, _WORDS.filter(str.strip)) | st.builds(_calls, _ARGUMENTS, _WORDS)
+# Thinking is rare, so that conversations without any, which one sequence can hold, are common.
+_THINKING = st.sampled_from([None, None, None, "hm", "a\n"])
+_MODEL_TURNS = st.builds(_says, _WORDS.filter(str.strip), reasoning=_THINKING) | st.builds(_calls, _ARGUMENTS, _WORDS, reasoning=_THINKING)
 _OTHERS = (
     st.builds(_user, _WORDS) | st.builds(lambda text: Message(Role.TOOL, text), _WORDS) | st.builds(_says, _WORDS, origin=st.just(Origin.HARNESS))
 )
