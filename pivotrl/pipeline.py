@@ -18,7 +18,7 @@ from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
 from pivotrl.config.schema import GgufModel, IngestConfig, ScratchModel
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
-from pivotrl.rundir import Stage, output_hash
+from pivotrl.rundir import STAGES, Stage, output_hash
 
 _FILE_WIDTH = 160
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".jinja")
@@ -44,7 +44,7 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
         STAGE_FUNCTIONS[needed](loaded, run)
     was_done = Stage.is_done(run, name)
     STAGE_FUNCTIONS[name](loaded, run)
-    if was_done:
+    if was_done and name != "report":
         sys.stderr.write(f"{name}: finished before, kept ({run / name})\n")
 
 
@@ -328,9 +328,12 @@ def report(run_or_recipe: Path, run: Path | None) -> None:
     """
     is_recipe = (run_or_recipe / RECIPE_FILE).is_file()
     run = (run or default_run(load_recipe(run_or_recipe))) if is_recipe else run_or_recipe
-    from pivotrl.observability.report import write_report
+    from pivotrl.observability.report import PAGE, write_report
 
-    sys.stderr.write(f"report: {write_report(run, run / 'report')}\n")
+    page = write_report(run, run / "report")
+    done = {name: output_hash(run / name) for name in STAGES if name != "report" and Stage.is_done(run, name)}
+    Stage.reopen(run, "report", config={}, inputs=done, seed=0).finish(outputs=[PAGE], summary={})
+    sys.stderr.write(f"report: {page}\n")
 
 
 def print_config(loaded: LoadedRecipe) -> None:

@@ -146,6 +146,13 @@ class Stage:
         }
         return Stage(name, path, manifest, time.monotonic())
 
+    @staticmethod
+    def reopen(run: Path, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], seed: int) -> Stage:
+        """`open` for a stage that is cheap and redone at every call (the report): what lies there may be of other inputs."""
+        for marker in (SUCCESS, RESUME_KEY):
+            (run / name / marker).unlink(missing_ok=True)
+        return Stage.open(run, name, config=config, inputs=inputs, seed=seed)
+
     def finish(self, *, outputs: Iterable[str], summary: Mapping[str, Any]) -> None:
         """Hashes the named output files into manifest.json, writes timing.json, and `_SUCCESS` last.
 
