@@ -18,7 +18,6 @@ from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin
 from pivotrl.worlds.protocol import Episode, World, WorldTask
 from pivotrl.worlds.skills import SkillQuestion, draw_questions, is_right
 
-
 type Truncated = Literal["zero", "exclude", "mask"]
 
 

@@ -15,7 +15,7 @@ from pivotrl.actions.protocol import ActionFormat
 from pivotrl.config.schema import ScratchModel, WorldConfig
 from pivotrl.identity import derive_seed
 from pivotrl.rundir import Stage, write_jsonl
-from pivotrl.types import Action, Message, ParseOutcome, Tool, ToolCall
+from pivotrl.types import Action, Message, ParseOutcome, Role, Tool, ToolCall
 from pivotrl.worlds.order_desk import TOOLS, OrderDesk, OrderEpisode, OrderTask
 from pivotrl.worlds.order_desk_expert import Agent, expert, noisy_agent
 from pivotrl.worlds.protocol import TaskSplit
@@ -24,7 +24,7 @@ from pivotrl.worlds.tokenizer import CALL_TAGS, save_tokenizer, train_tokenizer
 
 EXPERT_FILE, PRETRAINING_FILE, TOKENIZER_DIR = "expert.jsonl", "pretraining.jsonl", "tokenizer"
 # Questions of one pretraining conversation: about as long as an episode, so that batches hold little padding.
-_QUESTIONS_PER_CHAT = 8
+_QUESTIONS_PER_CHAT = 6
 _CALL_TAG = re.compile("|".join(map(re.escape, CALL_TAGS)))
 
 
@@ -39,7 +39,7 @@ def write_world(stage: Stage, *, config: WorldConfig, model: ScratchModel, run_s
     pretraining_rows = pretraining_mixture(config, run_seed)
     write_jsonl(stage.path / EXPERT_FILE, expert_rows)
     write_jsonl(stage.path / PRETRAINING_FILE, pretraining_rows)
-    tokenizer = train_tokenizer(_texts(pretraining_rows, action_format), vocab_size=model.vocab_size)
+    tokenizer = train_tokenizer(tokenizer_texts(pretraining_rows, action_format), vocab_size=model.vocab_size)
     save_tokenizer(tokenizer, stage.path / TOKENIZER_DIR, chat_template=chat_template, max_tokens=model.max_position_embeddings)
     num_noisy_successes = sum(row["success"] for row in pretraining_rows if row["tools"])
     stage.finish(
@@ -84,12 +84,22 @@ def play(episode: OrderEpisode, agent: Agent) -> OrderEpisode:
     return episode
 
 
-def chat_message(message: Message) -> dict[str, Any]:
-    """One message in the form of the OpenAI chat API; calls have no ids, results follow their calls."""
-    row: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.tool_calls:
-        row["tool_calls"] = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls]
-    return row
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A conversation in the form of the OpenAI chat API; calls are numbered and results name their call, where there is one."""
+    rows: list[dict[str, Any]] = []
+    open_calls: list[str] = []
+    num_calls = 0
+    for message in messages:
+        row: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        if message.tool_calls:
+            open_calls = [f"call_{num_calls + index}" for index in range(len(message.tool_calls))]
+            num_calls += len(open_calls)
+            functions = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+            row["tool_calls"] = [{"id": name, "type": "function", "function": one} for name, one in zip(open_calls, functions, strict=True)]
+        elif message.role is Role.TOOL and open_calls:
+            row["tool_call_id"] = open_calls.pop(0)
+        rows.append(row)
+    return rows
 
 
 def chat_tool(tool: Tool) -> dict[str, Any]:
@@ -98,8 +108,8 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _episode_row(episode: OrderEpisode) -> dict[str, Any]:
-    messages = [chat_message(message) for message in episode.messages]
-    return {"task_id": episode.task_id, "success": episode.success, "messages": messages, "tools": [chat_tool(tool) for tool in TOOLS]}
+    tools = [chat_tool(tool) for tool in TOOLS]
+    return {"task_id": episode.task_id, "success": episode.success, "messages": chat_messages(episode.messages), "tools": tools}
 
 
 def _skill_row(index: int, questions: Sequence[SkillQuestion]) -> dict[str, Any]:
@@ -109,9 +119,9 @@ def _skill_row(index: int, questions: Sequence[SkillQuestion]) -> dict[str, Any]
     return {"task_id": f"skills-{index}", "success": True, "messages": messages, "tools": []}
 
 
-def _texts(rows: Sequence[Mapping[str, Any]], action_format: ActionFormat) -> list[str]:
+def tokenizer_texts(rows: Sequence[Mapping[str, Any]], action_format: ActionFormat) -> list[str]:
     """What a rendered conversation is made of, piece by piece: roles, tool signatures, messages, calls without their tags."""
-    signatures = "".join(f" {tool.name}({','.join(tool.parameters['properties'])})" for tool in TOOLS)
+    signatures = "".join(f" {_signature(tool)}" for tool in TOOLS)
     texts = []
     for row in rows:
         texts += [signatures] if row["tools"] else []
@@ -120,6 +130,11 @@ def _texts(rows: Sequence[Mapping[str, Any]], action_format: ActionFormat) -> li
             written = action_format.transcribe(Action(message["content"], calls, None, ParseOutcome.PARSED if calls else ParseOutcome.ABSENT))
             texts += [f"{message['role']}\n", *_CALL_TAG.split(written)]
     return texts
+
+
+def _signature(tool: Tool) -> str:
+    required, names = tool.parameters["required"], tool.parameters["properties"]
+    return f"{tool.name}({','.join(name if name in required else f'{name}?' for name in names)})"
 
 
 def _rng(run_seed: int, purpose: str, task: OrderTask) -> random.Random:

@@ -16,8 +16,20 @@ IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # The call tags are ordinary tokens, not special ones: decoding for the parser skips special tokens and must keep these.
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 
-# Words and single digits, each with the space before it, and runs of anything else: `": "` is one piece, so a call costs few tokens.
-_PIECES = r" ?\p{L}+| ?\p{N}|[^\p{L}\p{N}]+?(?= ?[\p{L}\p{N}]|$)"
+# Pieces that never merge with each other. The fixed parts of a conversation are one piece each, so that a whole episode costs about a
+# hundred tokens: the frame of a Hermes call, a tool's argument list, a role. Then words and single digits, each with the space before it,
+# and runs of anything else.
+_PIECES = "|".join(
+    (
+        r'\n?\{"name": "',
+        r'", "arguments": \{"?',
+        r"\([a-z,?]*\)",
+        r"(?:system|user|assistant|tool)\n",
+        r" ?\p{L}+",
+        r" ?\p{N}",
+        r"[^\p{L}\p{N}]+?(?= ?[\p{L}\p{N}]|\z)",
+    )
+)
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
