@@ -37,6 +37,8 @@ _MAX_NUMBER_CHARS = 64
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _CODE = re.compile(r"[{}<>=|$\\`\[\];]|\w\(|(?:^|\s)-{1,2}[A-Za-z]")
 _WORD = re.compile(r"\w+")
+# Anchored at a word's beginning: unanchored, a long word without digits would cost quadratic time.
+_WORD_WITH_DIGIT = re.compile(r"\b\w*\d\w*")
 # "t" is what remains of don't, can't, won't.
 _NEGATIONS = frozenset({"not", "no", "never", "none", "without", "cannot", "t"})
 _BOOLEAN_WORDS = {"true": True, "false": False}
@@ -100,7 +102,9 @@ def similar_text(first: str, second: str, *, threshold: float) -> bool:
     if max(len(first), len(second)) > _MAX_SIMILARITY_CHARS:
         return False
     words_first, words_second = set(_WORD.findall(first)), set(_WORD.findall(second))
-    if not words_first or not words_second or _with_digits(words_first) != _with_digits(words_second):
+    if not words_first or not words_second:
+        return False
+    if set(_WORD_WITH_DIGIT.findall(first)) != set(_WORD_WITH_DIGIT.findall(second)):
         return False
     if words_first.isdisjoint(_NEGATIONS) != words_second.isdisjoint(_NEGATIONS):
         return False
@@ -112,10 +116,6 @@ def fold(text: str) -> str:
     """Text without case, with single spaces, in one Unicode form."""
     text = " ".join(text.split()).casefold()
     return text if text.isascii() else unicodedata.normalize("NFC", text)
-
-
-def _with_digits(words: set[str]) -> set[str]:
-    return {word for word in words if any(character.isdigit() for character in word)}
 
 
 def _tree(value: Any, rule: ValueRule, depth: int) -> Any:

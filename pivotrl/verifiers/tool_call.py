@@ -21,6 +21,7 @@ _CACHED_EXPERT_CALLS = 8192
 _MAX_MATCHED_CALLS = 64
 
 type Tree = dict[str, Any]
+type NamedTree = tuple[str, Tree]
 type Difference = tuple[str, str]
 
 
@@ -62,42 +63,43 @@ class ToolCallVerifier:
         if len(action) != len(expert):
             reason = "surplus call" if len(action) > len(expert) else "missing call"
             return Verdict.ok(0.0, reason, expert_calls=len(expert), action_calls=len(action))
-        names = [call.name for call in expert]
-        if len(expert) == 1 and action[0].name != names[0]:
-            return Verdict.ok(0.0, "wrong tool", expert_tool=names[0], action_tool=action[0].name)
-        if Counter(names) != Counter(call.name for call in action):
-            return Verdict.ok(0.0, "wrong tool", expert_tool=names, action_tool=[call.name for call in action])
-        rules = {name: _rule(state, name) for name in names}
+        if not _same_names(expert, action):
+            return Verdict.ok(0.0, "wrong tool", expert_tools=[call.name for call in expert], action_tools=[call.name for call in action])
+        rules = {call.name: _rule(state, call.name) for call in expert}
         try:
             expert_trees = [_expert_tree(call.arguments, call.name, _Identity(rules[call.name])) for call in expert]
             action_trees = [arguments_tree(call, rules[call.name]) for call in action]
         except TooDeep:
             return Verdict.invalid("arguments nested too deeply")
-        return self._compare(expert, expert_trees, action, action_trees)
-
-    def _compare(
-        self, expert: Sequence[ToolCall], expert_trees: Sequence[Tree | None], action: Sequence[ToolCall], action_trees: Sequence[Tree | None]
-    ) -> Verdict:
         if None in action_trees:
             return Verdict.invalid("malformed")
         if None in expert_trees:
             return Verdict.ok(0.0, "expert call is malformed")
+        return self._compare(_named(expert, expert_trees), _named(action, action_trees))
 
-        def call_difference(i: int, j: int) -> Difference | None:
-            ours, theirs = expert_trees[i], action_trees[j]
-            if expert[i].name != action[j].name or ours is None or theirs is None:
-                return "wrong tool", ""
-            return difference(ours, theirs, text_similarity=self._config.text_similarity)
-
-        in_order = [call_difference(i, i) for i in range(len(expert))]
+    def _compare(self, expert: Sequence[NamedTree], action: Sequence[NamedTree]) -> Verdict:
+        in_order = [self._difference(ours, theirs) for ours, theirs in zip(expert, action, strict=True)]
         if not any(in_order):
             return Verdict.ok(1.0, "same calls")
-        if len(expert) > 1:
-            is_matched = len(expert) <= _MAX_MATCHED_CALLS and _matches(len(expert), lambda i, j: call_difference(i, j) is None)
-            if is_matched:
-                return Verdict.ok(0.0, "calls in another order") if self._config.ordered_calls else Verdict.ok(1.0, "same calls")
-        call, (reason, argument) = next((call, found) for call, found in zip(expert, in_order, strict=True) if found)
-        return Verdict.ok(0.0, reason, tool=call.name, argument=argument)
+        if 1 < len(expert) <= _MAX_MATCHED_CALLS and _matches(len(expert), lambda i, j: self._difference(expert[i], action[j]) is None):
+            return Verdict.ok(0.0, "calls in another order") if self._config.ordered_calls else Verdict.ok(1.0, "same calls")
+        (name, _), (reason, argument) = next((call, found) for call, found in zip(expert, in_order, strict=True) if found)
+        return Verdict.ok(0.0, reason, tool=name, argument=argument)
+
+    def _difference(self, expert: NamedTree, action: NamedTree) -> Difference | None:
+        if expert[0] != action[0]:
+            return "wrong tool", ""
+        return difference(expert[1], action[1], text_similarity=self._config.text_similarity)
+
+
+def _named(calls: Sequence[ToolCall], trees: Sequence[Tree | None]) -> list[NamedTree]:
+    return [(call.name, tree) for call, tree in zip(calls, trees, strict=True) if tree is not None]
+
+
+def _same_names(expert: Sequence[ToolCall], action: Sequence[ToolCall]) -> bool:
+    if len(expert) == 1:
+        return expert[0].name == action[0].name
+    return Counter(call.name for call in expert) == Counter(call.name for call in action)
 
 
 class _Identity:
