@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.pivots.candidates import eligible_turns, extract_candidates, is_expert_turn
 from pivotrl.progress import ProgressBar, progress_bar
-from pivotrl.rundir import Stage, read_json, write_json
+from pivotrl.rundir import RESUME_KEY, Stage, read_json, write_json
 from pivotrl.trajectories import registry, store
 from pivotrl.trajectories.audit import UNKNOWN_FORMAT, FormatCounts, audit_json, sum_counts
 from pivotrl.trajectories.decontaminate import DecontaminationList
@@ -58,14 +59,18 @@ def ingest_inputs(config: IngestConfig, paths: Sequence[Path]) -> dict[str, str]
     """Content hashes of everything the stage reads, by name: what `Stage.open` wants. Reads every file once.
 
     Raises:
-        UserError: where a named path or file does not exist.
+        UserError: for a path that does not exist, an unknown format, or a list of tools or tasks that cannot be read: before a directory is made.
     """
     _require_paths(paths)
-    files = [(file.name, file_id(file.path) if _is_readable(file.path) else "unreadable") for file in discover(paths).files]
-    inputs = {"files": content_id([[_printable(name), digest] for name, digest in files])}
-    for name, path in (("tools", config.tools), ("decontamination", config.decontamination)):
-        if path is not None and Path(path).is_file():
-            inputs[name] = file_id(Path(path))
+    if config.format != registry.AUTO:
+        registry.adapter(config.format)
+    files = [(_printable(file.name), file_id(file.path) if os.access(file.path, os.R_OK) else "unreadable") for file in discover(paths).files]
+    inputs = {"files": content_id(files)}
+    if config.tools is not None:
+        inputs["tools"] = content_id(load_tools(Path(config.tools)))
+    if config.decontamination is not None:
+        DecontaminationList.load(Path(config.decontamination))
+        inputs["decontamination"] = file_id(Path(config.decontamination))
     return inputs
 
 
@@ -113,6 +118,10 @@ def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed:
     audit = audit_json(formats, skipped=discovery.skipped, num_unread_files=num_unread_files)
     write_json(stage.path / AUDIT, audit)
     if not any(counts.kept for counts in formats.values()):
+        # Nothing to resume: the directory is free for a corrected command.
+        retire_parts(stage.path)
+        clean_up(stage.path)
+        (stage.path / RESUME_KEY).unlink(missing_ok=True)
         raise _nothing_kept(paths, audit, num_files=len(discovery.files))
     merge(stage.path, used)
     retire_parts(stage.path)
@@ -382,14 +391,6 @@ def _require_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist", rule="every path to ingest is a file or directory", fix="correct the path")
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        with path.open("rb"):
-            return True
-    except OSError:
-        return False
 
 
 def _nothing_kept(paths: Sequence[Path], audit: Mapping[str, Any], *, num_files: int) -> UserError:

@@ -12,27 +12,30 @@ import re
 from collections import Counter
 from typing import Any, cast
 
+from pivotrl.actions.protocol import json_text
 from pivotrl.types import Message, ToolCall
 
+# Not inside a longer word; the n of an escaped newline, in text that is itself JSON, is no part of a word.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 # Kind -> pattern. The group named `secret`, or else the whole match, is replaced.
 _KINDS = {
     "private_key": (
         r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----(?:\\[nr]|\s)*(?:[A-Za-z-]+: [^\n\\]{1,80}(?:\\[nr]|\s)+)*"
         r"(?:[A-Za-z0-9+/=]|\\[nr]|\s){16,}(?:-----END (?:[A-Z0-9]+ )*PRIVATE KEY-----)?"
     ),
-    "aws_access_key_id": r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "aws_access_key_id": _START + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
     "aws_secret_access_key": r"(?i:aws_?secret_?(?:access_?)?key)\W{1,8}(?P<aws_secret>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
-    "github_token": r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
-    "gitlab_token": r"(?<![A-Za-z0-9])glpat-[A-Za-z0-9_-]{20,}",
-    "anthropic_key": r"(?<![A-Za-z0-9])sk-ant-[A-Za-z0-9_-]{20,}",
-    "openai_key": r"(?<![A-Za-z0-9_-])sk-(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{20,}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,})",
-    "huggingface_token": r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{30,}",
-    "google_key": r"(?<![A-Za-z0-9])AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])",
-    "slack_token": r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{16,}",
-    "stripe_key": r"(?<![A-Za-z0-9])[rs]k_live_[A-Za-z0-9]{20,}",
-    "npm_token": r"(?<![A-Za-z0-9])npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])",
-    "pypi_token": r"(?<![A-Za-z0-9])pypi-AgE[A-Za-z0-9_-]{50,}",
-    "jwt": r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{17,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    "github_token": _START + r"(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
+    "gitlab_token": _START + r"glpat-[A-Za-z0-9_-]{20,}",
+    "anthropic_key": _START + r"sk-ant-[A-Za-z0-9_-]{20,}",
+    "openai_key": _START + r"sk-(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{20,}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,})",
+    "huggingface_token": _START + r"hf_[A-Za-z0-9]{30,}",
+    "google_key": _START + r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])",
+    "slack_token": _START + r"xox[abeoprs]-[A-Za-z0-9-]{16,}",
+    "stripe_key": _START + r"[rs]k_live_[A-Za-z0-9]{20,}",
+    "npm_token": _START + r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])",
+    "pypi_token": _START + r"pypi-AgE[A-Za-z0-9_-]{50,}",
+    "jwt": _START + r"eyJ[A-Za-z0-9_-]{17,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
     "bearer_token": r"[Bb]earer[ +](?P<bearer>(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{20,})",
     "url_password": r"(?<![A-Za-z])[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"'<>\\]{0,80}:(?P<url_password>[^\s/@\"'<>\\$\{\[]{3,128})@",
 }
@@ -45,6 +48,8 @@ _RUN_BYTES = 20
 _RUN_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _RUN_TABLE = bytes(0x78 if byte in _RUN_CHARACTERS else 0x20 for byte in range(256))
 _RUN = b"x" * _RUN_BYTES
+# A longer run is a payload (base64), which the patterns would take minutes to search for tokens that are none.
+_MAX_TOKEN_START = 512
 _TOKEN = re.compile(
     rb"A[KS]IA[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_|glpat-|sk-[A-Za-z0-9_-]{20}|xox[abeoprs]-|AIza[A-Za-z0-9_-]{35}"
     rb"|hf_[A-Za-z0-9]{30}|k_live_|eyJ[A-Za-z0-9_-]{17}|npm_[A-Za-z0-9]{36}|pypi-AgE"
@@ -65,7 +70,7 @@ def may_hold_secret(encoded: bytes) -> bool:
     while start >= 0:
         end = runs.find(b" ", start)
         end = len(runs) if end < 0 else end
-        if _TOKEN.search(encoded, start, end):
+        if _TOKEN.search(encoded, start, min(end, start + _MAX_TOKEN_START)):
             return True
         start = runs.find(_RUN, end)
     return any(_has_context(encoded, word, pattern) for word, pattern in _CONTEXTS)
@@ -111,16 +116,14 @@ def redact_text(text: str, found: Counter[str]) -> str:
 
 
 def _redact_arguments(call: ToolCall, found: Counter[str]) -> str:
-    before = found.total()
-    text = redact_text(call.arguments, found)
-    if found.total() == before:
-        return call.arguments
+    """Redacts the strings inside, one by one, where the arguments are JSON: in the raw text a match could span an escape or a closing quote."""
     try:
         value = json.loads(call.arguments)
     except (ValueError, RecursionError):
-        return text
-    # A match in the raw text may span an escape or a closing quote, so the strings inside are redacted one by one.
-    return json.dumps(_redact_value(value, Counter()), ensure_ascii=False)
+        return redact_text(call.arguments, found)
+    before = found.total()
+    redacted = _redact_value(value, found)
+    return call.arguments if found.total() == before else json_text(redacted)
 
 
 def _redact_value(value: Any, found: Counter[str]) -> Any:

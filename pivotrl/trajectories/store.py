@@ -23,6 +23,7 @@ from pivotrl.types import Action, Candidate, Domain, Message, Origin, Outcome, P
 TRAJECTORIES = "trajectories.parquet"
 CANDIDATES = "candidates.parquet"
 _CACHED_ROW_GROUPS = 8
+_CACHED_TRAJECTORIES = 32
 
 TRAJECTORY_SCHEMA = pa.schema(
     [
@@ -127,6 +128,8 @@ class TrajectoryStore:
         for group in range(self._file.num_row_groups):
             for row, trajectory_id in enumerate(self._file.read_row_group(group, columns=["id"]).column("id").to_pylist()):
                 self._places[trajectory_id] = (group, row)
+        # A later stage asks for the trajectory of each candidate, and candidates of one trajectory follow each other.
+        self._decoded = functools.lru_cache(maxsize=_CACHED_TRAJECTORIES)(self._decode)
         self._row_group = functools.lru_cache(maxsize=_CACHED_ROW_GROUPS)(self._file.read_row_group)
 
     @staticmethod
@@ -143,6 +146,9 @@ class TrajectoryStore:
         Raises:
             KeyError: for an id that is not in the store.
         """
+        return self._decoded(trajectory_id)
+
+    def _decode(self, trajectory_id: str) -> Trajectory:
         group, row = self._places[trajectory_id]
         return _trajectory(self._row_group(group).slice(row, 1).to_pylist()[0])
 

@@ -92,14 +92,15 @@ class _Bounded(io.RawIOBase):
     """Passes reads on until `limit` bytes were produced."""
 
     def __init__(self, source: Any, limit: int) -> None:
-        self._source, self._left = source, limit
+        # read1 hands over what is decompressed so far, so that a truncated file loses no more than its last row.
+        self._read, self._left = getattr(source, "read1", source.read), limit
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
         try:
-            block = self._source.read(min(len(buffer), _BUFFER_BYTES))
+            block = self._read(min(len(buffer), _BUFFER_BYTES))
         except ValueError as error:  # pyarrow.ArrowInvalid
             raise OSError(str(error)) from error
         self._left -= len(block)
