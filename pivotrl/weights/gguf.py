@@ -37,7 +37,9 @@ def convert_gguf(gguf: Path, out_dir: Path) -> None:
     """Writes config.json, fp32 safetensors, generation_config.json and tokenizer files to `out_dir` (created)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     dequantized: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = dequantized.config
