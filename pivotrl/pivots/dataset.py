@@ -7,7 +7,7 @@ nothing downstream renders again. Knows neither engines nor rollouts: `profiling
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -39,6 +39,7 @@ _CANDIDATE_COLUMNS = {
 PROFILE_COLUMNS = {
     **_CANDIDATE_COLUMNS,
     "prompt_token_ids": "list:int32",
+    "num_prompt_tokens": "int32",
     "rewards": "list:float64",
     "num_samples": "int32",
     "successes": "int32",
@@ -88,9 +89,9 @@ class ProfileStore:
     def __len__(self) -> int:
         return count_rows(self.path)
 
-    def iterate(self) -> Iterator[ProfiledCandidate]:
-        """Profiles in the order they were made: turns of one trajectory beside each other."""
-        return map(profile_from_row, read_rows(self.path))
+    def iterate(self, candidate_ids: Collection[str] | None = None) -> Iterator[ProfiledCandidate]:
+        """Profiles in the order they were made, turns of one trajectory beside each other; only the named ones where given."""
+        return map(profile_from_row, read_rows(self.path, keep=None if candidate_ids is None else ("candidate_id", candidate_ids)))
 
     def turns(self) -> Iterator[tuple[Split, ProfiledTurn]]:
         """What selection reads, without prompts: a hundred times less memory than the profiles."""
@@ -147,6 +148,7 @@ def profile_row(profiled: ProfiledCandidate) -> dict[str, Any]:
         "split": candidate.split.value,
         "expert_action": action_text(candidate.expert_action),
         "prompt_token_ids": list(profile.prompt_token_ids),
+        "num_prompt_tokens": len(profile.prompt_token_ids),
         "rewards": list(profile.rewards_K),
         "num_samples": profile.num_samples,
         "successes": profile.successes,
@@ -233,9 +235,13 @@ def exact_moments(rewards_K: tuple[float, ...]) -> tuple[float | None, float | N
     """
     if not rewards_K:
         return None, None
+    k = len(rewards_K)
+    if all(reward in (0, 1) for reward in rewards_K):
+        successes = sum(map(int, rewards_K))
+        return successes / k, successes * (k - successes) / (k * k)
     exact = [Fraction(reward) for reward in rewards_K]
-    mean = sum(exact, start=Fraction(0)) / len(exact)
-    return float(mean), float(sum(((reward - mean) ** 2 for reward in exact), start=Fraction(0)) / len(exact))
+    mean = sum(exact, start=Fraction(0)) / k
+    return float(mean), float(sum(((reward - mean) ** 2 for reward in exact), start=Fraction(0)) / k)
 
 
 def _pivot_row(profiled: ProfiledCandidate) -> dict[str, Any]:

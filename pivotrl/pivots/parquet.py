@@ -7,7 +7,7 @@ Called by `pivots/dataset.py` and the profile stage.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import batched
 from pathlib import Path
@@ -42,12 +42,21 @@ def write_rows(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping[st
     return num_rows
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows in file order, only the named columns where given; one row group in memory at a time."""
-    _, pq = _pyarrow()
+def read_rows(path: Path, columns: Sequence[str] | None = None, *, keep: tuple[str, Collection[str]] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows in file order, one row group in memory at a time.
+
+    Args:
+        columns: read these alone; None reads all.
+        keep: (column, values): only rows whose column holds one of the values, chosen before anything becomes a Python object.
+    """
+    pa, pq = _pyarrow()
+    values = None if keep is None else pa.array(list(keep[1]), type=pa.string())
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
-            yield from file.read_row_group(group, columns=None if columns is None else list(columns)).to_pylist()
+            table = file.read_row_group(group, columns=None if columns is None else list(columns))
+            if keep is not None:
+                table = table.filter(import_module("pyarrow.compute").is_in(table[keep[0]], value_set=values))
+            yield from table.to_pylist()
 
 
 def count_rows(path: Path) -> int:

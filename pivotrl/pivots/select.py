@@ -48,7 +48,9 @@ class ProfiledTurn:
     @property
     def mean_reward(self) -> Fraction:
         """mu(s) of Eq. 4, exact, each reward read as the decimal it prints as (0.3 is 3/10, not the nearest binary fraction)."""
-        return sum((_exact(reward) for reward in self.rewards_K), start=Fraction(0)) / len(self.rewards_K)
+        if all(reward in (0, 1) for reward in self.rewards_K):
+            return Fraction(sum(map(int, self.rewards_K)), len(self.rewards_K))
+        return sum((Fraction(repr(float(reward))) for reward in self.rewards_K), start=Fraction(0)) / len(self.rewards_K)
 
     @property
     def has_variance(self) -> bool:
@@ -142,10 +144,6 @@ def _decide_eq5(turn: ProfiledTurn, lambda_diff: Decimal) -> str:
 def _quarantine(turn: ProfiledTurn) -> str | None:
     """A turn without a counted sample has no profile, whatever its row says: it cannot be judged by any rule."""
     return turn.quarantine_reason or (None if turn.rewards_K else "no counted sample")
-
-
-def _exact(reward: float) -> Fraction:
-    return Fraction(repr(float(reward)))
 
 
 def _drawn(turns: Sequence[ProfiledTurn], config: SelectConfig, run_seed: int) -> frozenset[str]:

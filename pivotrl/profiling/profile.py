@@ -51,6 +51,7 @@ def run_profile(
     if (directory / UNITS).exists():
         shutil.rmtree(directory / UNITS)
     summary = summarize(directory, run_seed=settings.run_seed, provenance={**provenance, **_generation_provenance(renderer, settings)})
+    summary["num_not_asked_for"] = {"message turns": len(candidates) - _num_eligible(candidates, settings)}
     stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary)
     return summary
 
@@ -59,7 +60,8 @@ def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSe
     """Profiles every unit that is not on disk yet and returns the number of units."""
     config = settings.profile
     (stage.path / UNITS).mkdir(exist_ok=True)
-    total = len(candidates) if config.max_candidates is None else min(config.max_candidates, len(candidates))
+    num_eligible = _num_eligible(candidates, settings)
+    total = num_eligible if config.max_candidates is None else min(config.max_candidates, num_eligible)
     ledger, num_units = Ledger(), 0
     with progress_bar("profile", total, "candidates") as bar:
         for num_units, unit in _numbered_units(candidates, settings):
@@ -77,8 +79,19 @@ def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSe
 
 
 def _numbered_units(candidates: CandidateStore, settings: ProfileSettings) -> Iterator[tuple[int, tuple[Candidate, ...]]]:
-    chosen = choose(candidates.iterate(), settings.profile.max_candidates, run_seed=settings.run_seed)
+    chosen = choose(_eligible(candidates, settings), settings.profile.max_candidates, run_seed=settings.run_seed)
     return enumerate(batched(chosen, settings.profile.unit_candidates), start=1)
+
+
+def _eligible(candidates: CandidateStore, settings: ProfileSettings) -> Iterator[Candidate]:
+    """The candidates that the recipe asks for (`profile.expert_actions`)."""
+    wants_calls = settings.profile.expert_actions == "calls"
+    return (candidate for candidate in candidates.iterate() if candidate.expert_action.tool_calls or not wants_calls)
+
+
+def _num_eligible(candidates: CandidateStore, settings: ProfileSettings) -> int:
+    """Costs a pass over the candidates only where the recipe leaves some out."""
+    return len(candidates) if settings.profile.expert_actions == "all" else sum(1 for _ in _eligible(candidates, settings))
 
 
 def _generation_provenance(renderer: Renderer, settings: ProfileSettings) -> dict[str, Any]:

@@ -42,10 +42,9 @@ def run_select(stage: Stage, profile_dir: Path, config: SelectConfig, *, run_see
         )
     held_out_decisions = {turn.candidate_id: _held_out_decision(turn) for turn in turns[Split.HELD_OUT]}
     decisions = {**selection.reasons, **held_out_decisions}
-    kept = frozenset(selection.kept)
-    held_out = frozenset(candidate_id for candidate_id, decision in held_out_decisions.items() if decision == _HELD_OUT_KEPT)
-    write_pivots(stage.path / PIVOTS, (one for one in profiles.iterate() if one.candidate.id in kept))
-    write_pivots(stage.path / HELD_OUT, (one for one in profiles.iterate() if one.candidate.id in held_out))
+    held_out = [candidate_id for candidate_id, decision in held_out_decisions.items() if decision == _HELD_OUT_KEPT]
+    write_pivots(stage.path / PIVOTS, profiles.iterate(selection.kept))
+    write_pivots(stage.path / HELD_OUT, profiles.iterate(held_out))
     write_decisions(stage.path / DECISIONS, ((candidate_id, split, decisions[candidate_id]) for split, candidate_id in order))
     provenance = read_json(profile_dir / MANIFEST)["summary"]["provenance"]
     summary = _summary(selection, config, Counter(held_out_decisions.values()), provenance)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.identity import derive_seed
-from pivotrl.pivots.dataset import PROFILES, ROLLOUTS, action_of_text
+from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
 from pivotrl.pivots.parquet import read_rows
 from pivotrl.pivots.statistics import ClusteredMean
 from pivotrl.types import FinishReason, ParseOutcome, Split, VerdictKind
 
-_PROFILE_COLUMNS = ("candidate_id", "task_id", "split", "mean_reward", "num_samples", "successes", "quarantine_reason", "prompt_token_ids")
-_ROLLOUT_COLUMNS = ("candidate_id", "verdict", "finish_reason", "action", "token_ids")
+_PROFILE_COLUMNS = ("candidate_id", "task_id", "split", "mean_reward", "num_samples", "successes", "quarantine_reason", "num_prompt_tokens")
+_ROLLOUT_COLUMNS = ("candidate_id", "verdict", "finish_reason", "parse", "num_tokens")
 
 
 def summarize(profile_dir: Path, *, run_seed: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def summarize(profile_dir: Path, *, run_seed: int, provenance: Mapping[str, Any]
     for row in read_rows(profile_dir / PROFILES, _PROFILE_COLUMNS):
         counts["num_candidates"] += 1
         counts["num_held_out"] += row["split"] == Split.HELD_OUT
-        prompt_tokens_of[row["candidate_id"]] = len(row["prompt_token_ids"])
+        prompt_tokens_of[row["candidate_id"]] = row["num_prompt_tokens"]
         task_of[row["candidate_id"]] = row["task_id"]
         if row["quarantine_reason"] is not None:
             counts["num_quarantined"] += 1
@@ -58,15 +58,14 @@ def _rollout_figures(profile_dir: Path, prompt_tokens_of: Mapping[str, int], tas
     turns = completion_tokens = 0
     for row in read_rows(profile_dir / ROLLOUTS, _ROLLOUT_COLUMNS):
         turns += 1
-        completion_tokens += len(row["token_ids"])
+        completion_tokens += row["num_tokens"]
         sampled.add(row["candidate_id"])
         task = task_of[row["candidate_id"]]
         is_infra = row["verdict"] == VerdictKind.INFRA
         shares["infra"].add(task, is_infra)
         if not is_infra:
-            parse = action_of_text(row["action"]).parse
-            shares["malformed"].add(task, parse is ParseOutcome.MALFORMED)
-            shares["absent"].add(task, parse is ParseOutcome.ABSENT)
+            shares["malformed"].add(task, row["parse"] == ParseOutcome.MALFORMED)
+            shares["absent"].add(task, row["parse"] == ParseOutcome.ABSENT)
             shares["truncated"].add(task, row["finish_reason"] == FinishReason.LENGTH)
     cost = {"turns": turns, "prompt_tokens": sum(prompt_tokens_of[one] for one in sampled), "completion_tokens": completion_tokens}
     rates = {f"{name}_frac": share.share_interval(seed=derive_seed(run_seed, "profile", "summary", name)).as_dict() for name, share in shares.items()}

@@ -33,6 +33,8 @@ ROLLOUT_COLUMNS = {
     "reason": "string",
     "finish_reason": "string",
     "policy_version": "int32",
+    "parse": "string",
+    "num_tokens": "int32",
     "token_ids": "list:int32",
     "action": "string",
 }
@@ -90,7 +92,7 @@ class Ledger:
         for row in rows:
             rollouts = row["rollouts"]
             self.turns += len(rollouts)
-            self.tokens += sum(len(rollout["token_ids"]) for rollout in rollouts)
+            self.tokens += sum(rollout["num_tokens"] for rollout in rollouts)
             self.verdicts += len(rollouts)
             self.infra_verdicts += sum(rollout["verdict"] == VerdictKind.INFRA for rollout in rollouts) + row["expert_was_infra"]
             self.verdicts += row["expert_was_infra"]
@@ -126,6 +128,8 @@ def _rollout_row(sample: ProfileSample) -> dict[str, Any]:
         "reason": rollout.verdict.reason,
         "finish_reason": rollout.completion.finish_reason.value,
         "policy_version": rollout.completion.policy_version,
+        "parse": rollout.action.parse.value,
+        "num_tokens": len(rollout.completion.token_ids),
         "token_ids": list(rollout.completion.token_ids),
         "action": action_text(rollout.action),
     }

@@ -232,6 +232,15 @@ def test_a_dead_engine_stops_the_stage_and_the_same_command_resumes_it(tmp_path:
     assert not (tmp_path / "profile" / "units").exists()
 
 
+def test_message_turns_are_left_out_and_counted_where_the_recipe_asks_for_calls(tmp_path: Path) -> None:
+    spoken = trajectory(1, num_turns=1)
+    speaks = replace(spoken, messages=(*spoken.messages[:2], Message(Role.ASSISTANT, "Bring it in.", origin=Origin.MODEL)))
+    write_ingest(tmp_path / "ingest", [trajectory(0, num_turns=2), speaks])
+    summary = profile(tmp_path, by_sample("rwrw"), settings(expert_actions="calls", max_candidates=5))
+    assert [one.candidate.id for one in ProfileStore.open(tmp_path / "profile").iterate()] == ["trajectory-0-turn-0", "trajectory-0-turn-1"]
+    assert (summary["num_candidates"], summary["num_not_asked_for"]) == (2, {"message turns": 1})
+
+
 @given(st.permutations(range(40)), st.integers(1, 39))
 def test_the_choice_of_candidates_ignores_file_order_and_nests(order: list[int], size: int) -> None:
     candidates = [candidate for number in range(10) for candidate in candidates_of(trajectory(number, num_turns=4), held_out_frac=0.3)]

@@ -73,8 +73,8 @@ def test_an_undisturbed_run_leaves_only_its_products(undisturbed: Path) -> None:
 def test_profile_killed_at_a_named_moment(moment: str, tmp_path: Path, undisturbed: Path) -> None:
     run = ingested(tmp_path)
     killed = start(run, "profile", moment)
-    killed.communicate(timeout=300)
-    assert killed.returncode == -signal.SIGKILL
+    _, errors = killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL, errors.decode()
     assert not (run / "profile" / "_SUCCESS").exists()
     finish(run, "profile")
     assert contents(run / "profile") == contents(undisturbed / "profile")
@@ -96,7 +96,7 @@ def test_profile_killed_from_outside_while_it_samples(tmp_path: Path, undisturbe
 def test_select_killed_at_a_named_moment(moment: str, tmp_path: Path, undisturbed: Path) -> None:
     (tmp_path / "profile").symlink_to(undisturbed / "profile")
     killed = start(tmp_path, "select", moment)
-    killed.communicate(timeout=300)
-    assert killed.returncode == -signal.SIGKILL
+    _, errors = killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL, errors.decode()
     finish(tmp_path, "select")
     assert contents(tmp_path / "select") == contents(undisturbed / "select")
