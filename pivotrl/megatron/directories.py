@@ -15,9 +15,10 @@ from pivotrl.rundir import SUCCESS, atomic_write
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yields an empty directory that becomes `path` when the block ends; after an exception or a crash `path` is as it was.
+    """Yields an empty directory that becomes `path`, in place of what lies there, when the block ends.
 
-    The completion marker is written last, before the rename, so `is_complete` also rejects a copy that was cut short.
+    After an exception `path` is as it was. The completion marker is written last, before the rename, so that `is_complete` also rejects a
+    copy that was cut short. A crash leaves the old directory or the new one, or none in the instant between the two renames.
     """
     temporary, replaced = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
     for leftover in (temporary, replaced):
@@ -36,5 +37,5 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """True for a directory that `atomic_directory` finished."""
-    return (path / SUCCESS).exists()
+    """True for a directory that `atomic_directory` finished; the hidden names it works under never count."""
+    return not path.name.startswith(".") and (path / SUCCESS).exists()

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from pivotrl.megatron.upstream import GPTModel, parallel_state, vocab_parallel_cross_entropy
+from pivotrl.megatron.upstream import parallel_state
 
-# Rows projected together: float32 logits of a 150k vocabulary then take 300 MiB, and a matrix product is no faster with more rows.
-_CHUNK_ROWS = 512
+# Logits of one chunk: 2**26 float32 values are 256 MiB, 1,365 rows of a 49k vocabulary. Recomputing costs a third of the projection again,
+# so chunks are as large as memory allows rather than as small as possible.
+_CHUNK_VALUES = 2**26
 
 type _Project = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -74,7 +75,7 @@ def _score_rows(project: _Project, hidden_N_H: torch.Tensor, targets_N: torch.Te
     if len(targets_N) == 0:
         return hidden_N_H.new_zeros(0, dtype=torch.float32), hidden_N_H.new_zeros(0, dtype=torch.float32)
     score = partial(_score_chunk, project, temperature)
-    rows = _CHUNK_ROWS
+    rows = max(_CHUNK_VALUES // project.func.output_size_per_partition, 1)
     if len(targets_N) <= rows:
         return score(hidden_N_H, targets_N)
     chunks = [
@@ -87,32 +88,52 @@ def _score_rows(project: _Project, hidden_N_H: torch.Tensor, targets_N: torch.Te
 
 def _score_chunk(project: _Project, temperature: float, hidden_N_H: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # The output layer takes [S, B, H]; a batch of one leaves the rows as the sequence.
-    logits_N_V = project(hidden_N_H.unsqueeze(1))[0].squeeze(1).float() / temperature
-    entropies_N = vocab_parallel_entropy(logits_N_V.detach())
-    # Upstream's function works in place on its argument, hence last.
-    cross_entropies_N = vocab_parallel_cross_entropy(logits_N_V.unsqueeze(1), targets_N.unsqueeze(1)).squeeze(1)
-    return -cross_entropies_N, entropies_N
+    logits_N_V = project(hidden_N_H.unsqueeze(1))[0].squeeze(1).float()
+    if temperature != 1.0:
+        logits_N_V = logits_N_V / temperature
+    return vocab_parallel_scores(logits_N_V, targets_N)
 
 
-def vocab_parallel_entropy(logits_N_V: torch.Tensor) -> torch.Tensor:
-    """Entropy [N], in nats, of softmax(logits) over a vocabulary split over the tensor parallel group.
+def vocab_parallel_scores(logits_N_V: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs [N] of the targets, with gradient, and entropies [N] in nats, without, over a vocabulary split over tensor parallel ranks.
 
-    With z = logits - max and Z = sum exp(z): H = log Z - sum z exp(z) / Z. No gradient.
+    With z = logits - max and Z = sum exp(z): log p = z[target] - log Z and H = log Z - sum z exp(z) / Z. One pass over the logits gives
+    both, where upstream's `vocab_parallel_cross_entropy` beside a separate entropy takes two.
+
+    Args:
+        logits_N_V: float32, the rank's part of the vocabulary; overwritten.
+        targets_N: token ids of the whole vocabulary.
     """
-    group = parallel_state.get_tensor_model_parallel_group()
-    with torch.no_grad():
-        maxima_N = logits_N_V.max(dim=-1).values
+    return _VocabParallelScores.apply(logits_N_V, targets_N)
+
+
+class _VocabParallelScores(torch.autograd.Function):
+    """d log p / d logits = onehot(target) - softmax; the softmax takes the logits' memory."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_N_V: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        group = parallel_state.get_tensor_model_parallel_group()
+        first = parallel_state.get_tensor_model_parallel_rank() * logits_N_V.shape[1]
+        is_mine_N = (targets_N >= first) & (targets_N < first + logits_N_V.shape[1])
+        columns_N_1 = (targets_N - first).masked_fill(~is_mine_N, 0).unsqueeze(1)
+        maxima_N = logits_N_V.detach().amax(dim=1)
         dist.all_reduce(maxima_N, op=dist.ReduceOp.MAX, group=group)
-        shifted_N_V = logits_N_V - maxima_N.unsqueeze(-1)
-        exponentials_N_V = shifted_N_V.exp()
-        sums_2_N = torch.stack([exponentials_N_V.sum(dim=-1), torch.einsum("nv,nv->n", exponentials_N_V, shifted_N_V)])
-        dist.all_reduce(sums_2_N, group=group)
-        total_N, weighted_N = sums_2_N
-        return total_N.log() - weighted_N / total_N
+        shifted_N_V = logits_N_V.detach().sub_(maxima_N.unsqueeze(1))
+        target_N = shifted_N_V.gather(1, columns_N_1).squeeze(1).masked_fill(~is_mine_N, 0.0)
+        softmax_N_V = shifted_N_V.exp()
+        sums_3_N = torch.stack([target_N, softmax_N_V.sum(dim=1), torch.linalg.vecdot(softmax_N_V, shifted_N_V)])
+        dist.all_reduce(sums_3_N, group=group)
+        target_N, total_N, weighted_N = sums_3_N
+        softmax_N_V.div_(total_N.unsqueeze(1))
+        ctx.save_for_backward(softmax_N_V, columns_N_1, is_mine_N)
+        logprobs_N, entropies_N = target_N - total_N.log(), total_N.log() - weighted_N / total_N
+        ctx.mark_non_differentiable(entropies_N)
+        return logprobs_N, entropies_N
 
-
-def full_logits(model: GPTModel, token_ids_B_T: torch.Tensor) -> torch.Tensor:
-    """Logits [B, T, V] of every position, for comparing models; no gradient."""
-    positions = torch.arange(token_ids_B_T.shape[1], device=token_ids_B_T.device).expand_as(token_ids_B_T)
-    with torch.no_grad():
-        return model(token_ids_B_T, positions, None)
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        softmax_N_V, columns_N_1, is_mine_N = ctx.saved_tensors
+        gradient_N_1 = gradients[0].unsqueeze(1)
+        gradient_N_V = softmax_N_V * -gradient_N_1
+        gradient_N_V.scatter_add_(1, columns_N_1, gradient_N_1 * is_mine_N.unsqueeze(1))
+        return gradient_N_V, None

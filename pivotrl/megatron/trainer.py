@@ -121,7 +121,7 @@ class Trainer:
             return _run_schedule(forward_step, micro_batches, model, forward_only=True, collect_non_loss_data=True)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float) -> StepResult:
-        """One optimizer step: forward and backward over all micro-batches, clip by global norm, AdamW.
+        """One optimizer step: forward and backward over all micro-batches, clip by global norm, AdamW (no weight decay on norms and biases).
 
         Without a micro-batch (every group was skipped) the step counts, so that the schedule moves on, and nothing else changes: no weight
         decay and no decay of Adam's moments.
@@ -143,7 +143,9 @@ class Trainer:
         forward_step = partial(_training_forward_step, loss=loss, temperature=temperature)
         outputs = _run_schedule(forward_step, micro_batches, update.wrapped, forward_only=False, collect_non_loss_data=False)
         for group in update.optimizer.param_groups:
-            group["lr"] = lr
+            # Upstream builds groups with multipliers (0 for the weight decay of norms and biases) and leaves applying them to its scheduler.
+            group["lr"] = lr * group["lr_mult"]
+            group["weight_decay"] = update.config.weight_decay * group["wd_mult"]
         _, grad_norm, _ = cast("tuple[bool, float, int | None]", update.optimizer.step())
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"the gradient norm of step {self._steps_done - 1} is {grad_norm}")
@@ -203,7 +205,6 @@ def _prepare_update(policy: GPTModel, config: OptimizerConfig, num_steps: int) -
     reduction = upstream.DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     wrapped = upstream.DistributedDataParallel(policy.config, reduction, policy)
     policy.config.finalize_model_grads_func = _sum_gradients
-    # Norm weights and biases get no weight decay: upstream's standard for one-dimensional parameters.
     optimizer_config = upstream.OptimizerConfig(
         optimizer="adam",
         lr=config.lr,

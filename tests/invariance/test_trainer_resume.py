@@ -1,0 +1,143 @@
+"""An interrupted run ends with the same bytes as an undisturbed one, and a checkpoint that cannot be trusted is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fakes.trainer_batches import joined, micro_batches, policy_loss, save_model
+
+from pivotrl.config.schema import OptimizerConfig
+from pivotrl.errors import UserError
+from pivotrl.megatron import checkpoint
+from pivotrl.megatron.trainer import Trainer
+
+_HERE = Path(__file__).resolve().parent
+_EXTRA = {"data_position": 12, "ledger": ["a", "b"]}
+
+
+def start_trainer(hf_dir: Path) -> Trainer:
+    """The trainer of every run in this file."""
+    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=2, decay="cosine", weight_decay=0.1)
+    return Trainer.from_hf(hf_dir, optimizer=optimizer, num_steps=6, seed=0, with_reference=True)
+
+
+def run_steps(trainer: Trainer, *, last: int) -> list[float]:
+    """Steps up to `last`, each on its own data; step 3 has none."""
+    losses = []
+    while trainer.steps_done < last:
+        rows = micro_batches(rows=4, tokens=20, action_tokens=5, seed=trainer.steps_done)
+        batches = [] if trainer.steps_done == 3 else [joined(rows[:2]), joined(rows[2:])]
+        losses.append(trainer.step(batches, policy_loss, temperature=1.0).loss)
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and the other process uses one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("hf"), "qwen3", tie_word_embeddings=True)
+
+
+@pytest.mark.slow
+def test_three_steps_and_three_in_a_fresh_process_equal_six(tmp_path: Path, hf_dir: Path) -> None:
+    undisturbed = start_trainer(hf_dir)
+    losses = run_steps(undisturbed, last=6)
+    undisturbed.save_hf(tmp_path / "undisturbed")
+
+    interrupted = start_trainer(hf_dir)
+    run_steps(interrupted, last=3)
+    interrupted.save_checkpoint(tmp_path / "checkpoints", _EXTRA)
+    command = [sys.executable, str(_HERE / "trainer_resume_worker.py"), str(hf_dir), str(tmp_path / "checkpoints"), str(tmp_path / "resumed")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (_HERE.parents[1], _HERE.parent)))}
+    worker = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert worker.returncode == 0, worker.stderr
+
+    resumed = json.loads(worker.stdout)
+    assert resumed == {"extra": _EXTRA, "losses": losses[3:], "steps_done": 6}
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("undisturbed", "resumed")]
+    assert files[0] == files[1]
+
+
+def _resume(hf_dir: Path, checkpoints_dir: Path) -> Trainer:
+    trainer = start_trainer(hf_dir)
+    trainer.load_checkpoint(checkpoints_dir)
+    return trainer
+
+
+def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.named_tensors()}
+
+
+def test_a_checkpoint_restores_every_bit_and_leaves_the_reference(tmp_path: Path, hf_dir: Path) -> None:
+    trainer = start_trainer(hf_dir)
+    rows = micro_batches(rows=2, tokens=20, action_tokens=5)
+    initial = trainer.token_logprobs(rows, temperature=1.0)
+    run_steps(trainer, last=2)
+    trainer.save_checkpoint(tmp_path, _EXTRA)
+    resumed = _resume(hf_dir, tmp_path)
+    assert all(torch.equal(tensor, _weights(resumed)[name]) for name, tensor in _weights(trainer).items())
+    reference = resumed.token_logprobs(rows, temperature=1.0, reference=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(reference, initial, strict=True))
+    assert not torch.equal(resumed.token_logprobs(rows, temperature=1.0)[0], initial[0])
+
+
+def test_upstreams_shared_step_counter_would_change_the_resumed_run(tmp_path: Path, hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repair matters: with it resumed weights are equal, without it they are not."""
+    trainer = start_trainer(hf_dir)
+    run_steps(trainer, last=2)
+    trainer.save_checkpoint(tmp_path, {})
+    run_steps(trainer, last=3)
+    repaired = _resume(hf_dir, tmp_path)
+    run_steps(repaired, last=3)
+    assert all(torch.equal(tensor, _weights(repaired)[name]) for name, tensor in _weights(trainer).items())
+    monkeypatch.setattr(checkpoint, "separate_step_counters", lambda _optimizer: None)
+    shared = _resume(hf_dir, tmp_path)
+    run_steps(shared, last=3)
+    assert any(not torch.equal(tensor, _weights(shared)[name]) for name, tensor in _weights(trainer).items())
+
+
+def test_a_checkpoint_before_the_first_step_resumes_like_a_start(tmp_path: Path, hf_dir: Path) -> None:
+    trainer = start_trainer(hf_dir)
+    trainer.save_checkpoint(tmp_path, {})
+    resumed = _resume(hf_dir, tmp_path)
+    assert resumed.steps_done == 0
+    assert run_steps(resumed, last=2) == run_steps(start_trainer(hf_dir), last=2)
+
+
+def test_the_newest_two_are_kept_and_unfinished_ones_ignored(tmp_path: Path, hf_dir: Path) -> None:
+    trainer = start_trainer(hf_dir)
+    for last in (1, 2, 3):
+        run_steps(trainer, last=last)
+        trainer.save_checkpoint(tmp_path, {"step": last})
+    assert [path.name for path in checkpoint.completed_checkpoints(tmp_path)] == ["step_00000002", "step_00000003"]
+    (tmp_path / "step_00000003" / "_SUCCESS").unlink()
+    assert start_trainer(hf_dir).load_checkpoint(tmp_path) == {"step": 2}
+
+
+def test_checkpoints_that_cannot_be_trusted_are_refused(tmp_path: Path, hf_dir: Path) -> None:
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        _resume(hf_dir, tmp_path)
+    trainer = start_trainer(hf_dir)
+    run_steps(trainer, last=1)
+    trainer.save_checkpoint(tmp_path, {})
+    other = save_model(tmp_path / "other", "qwen3", tie_word_embeddings=True, seed=5)
+    with pytest.raises(UserError, match="started from other weights"):
+        _resume(other, tmp_path)
+    (data,) = (tmp_path / "step_00000001" / "state").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot be read"):
+        _resume(hf_dir, tmp_path)
