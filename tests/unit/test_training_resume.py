@@ -43,6 +43,7 @@ class KillAt:
             raise Killed(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_killed_at_every_call(tmp_path: Path, config: TrainConfig) -> None:
     counter = KillAt(10**9)
@@ -58,6 +59,7 @@ def test_killed_at_every_call(tmp_path: Path, config: TrainConfig) -> None:
         assert data_bytes(run) == expected
 
 
+@pytest.mark.slow
 def test_killed_around_an_early_stop(tmp_path: Path) -> None:
     """The last calls of a run that patience ends: the decision, the best checkpoint and the export come out the same."""
     counter = KillAt(10**9)
