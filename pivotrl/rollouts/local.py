@@ -44,13 +44,15 @@ class LocalSampler:
     """Engine, renderer and verifier put together. Holds no random state: a place in the run gives the same seeds every time.
 
     Args:
-        engine: owns the weights; `engine` stays reachable for weight updates and for `close`, which is the caller's.
+        engine: owns the weights; stays reachable as `engine` for weight updates and for `close`, which is the caller's.
+        renderer: stays reachable as `renderer`, so that prompts are rendered by what parses their completions.
         run_seed: the run's seed; sample i of task t at a place gets ``derive_seed(run_seed, *place, t.candidate_id, i)``.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, verifier: Verifier, sampling: SamplingConfig, run_seed: int) -> None:
         self.engine = engine
-        self._renderer, self._verifier, self._sampling, self._run_seed = renderer, verifier, sampling, run_seed
+        self.renderer = renderer
+        self._verifier, self._sampling, self._run_seed = verifier, sampling, run_seed
 
     def sample(self, tasks: Sequence[LocalTask], *, num_samples: int, place: tuple[str | int, ...]) -> list[tuple[LocalRollout, ...]]:
         """`num_samples` rollouts per task, in the order of the tasks.
@@ -83,13 +85,13 @@ class LocalSampler:
         Anything but OK with reward 1 means that no policy can learn this action in this format under this verifier.
         """
         try:
-            token_ids = self._renderer.render_action(task.expert_action, task.state.tools)
+            token_ids = self.renderer.render_action(task.expert_action, task.state.tools)
         except InexpressibleAction as error:
-            return Verdict.invalid(f"expert action cannot be written in format {self._renderer.template.action_format.name}: {error}")
-        return self._verifier.verify(task.state, task.expert_action, self._renderer.parse(token_ids, task.state.tools))
+            return Verdict.invalid(f"expert action cannot be written in format {self.renderer.template.action_format.name}: {error}")
+        return self._verifier.verify(task.state, task.expert_action, self.renderer.parse(token_ids, task.state.tools))
 
     def _judged(self, task: LocalTask, index: int, seed: int, completion: Completion) -> LocalRollout:
-        action = self._renderer.parse(completion.token_ids, task.state.tools)
+        action = self.renderer.parse(completion.token_ids, task.state.tools)
         if completion.finish_reason is FinishReason.LENGTH:
             verdict = Verdict.invalid(TRUNCATED)
         else:

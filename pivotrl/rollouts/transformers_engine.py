@@ -88,7 +88,7 @@ class TransformersEngine:
             ValueError: for a request no model could serve (`check_requests`).
         """
         if self._is_partial:
-            raise RuntimeError("the engine was left with partial weights by a failed load_weights; build a new one")
+            raise RuntimeError("the engine holds partial weights since a load_weights failed; load a complete set first")
         check_requests(requests, max_total_tokens=self._max_total_tokens, vocab_size=self._vocab_size)
         results: list[list[Completion | None]] = [[None] * len(request.seeds) for request in requests]
         with torch.inference_mode(), _allocation_failures_as_engine_errors():

@@ -11,6 +11,7 @@ the packed one; the prefix cache keeps keys and values of the old weights. The r
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -154,13 +155,21 @@ class VllmEngine:
         self._policy_version = version
 
     def close(self) -> None:
-        """Shuts vLLM down and gives its memory back, so that another engine can start in this process."""
+        """Frees vLLM's memory so that another engine can start in this process.
+
+        Not by vLLM's own shutdown: it would destroy torch's default process group, which the trainer of the same process uses as well.
+        """
         from vllm.distributed.parallel_state import destroy_model_parallel
 
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm
-        # Only vLLM's groups: the process group below them may be the trainer's.
+        client: Any = self._llm.llm_engine.engine_core
+        client._finalizer.detach()
+        client.engine_core.model_executor.shutdown()
+        client.engine_core.scheduler.shutdown()
         destroy_model_parallel()
+        del client, self._llm
+        # vLLM froze every object that was alive when it started; its weights and cache are among them.
+        gc.unfreeze()
+        gc.collect()
 
     def _settings(self, request: GenerationRequest, seed: int) -> SamplingParams:
         from vllm import SamplingParams

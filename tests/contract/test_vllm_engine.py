@@ -1,0 +1,80 @@
+"""What vLLM alone must be held to: experts after a weight update, and a process that it shares with a trainer.
+
+Runs after the engine contract in a full run, so it also shows that a second engine starts where a first one was closed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, save_tiny_llama, tiny_mixture
+from safetensors.torch import load_file
+
+from pivotrl.config.schema import VllmEngineConfig
+from pivotrl.errors import UserError
+from pivotrl.rollouts.engine import EngineError, GenerationRequest
+from pivotrl.rollouts.vllm import VllmEngine, checkpoint_census
+
+CONFIG = VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8)
+REQUESTS = [GenerationRequest(tuple(range(5, 5 + length)), (11, 12, 13), 0.8, 20) for length in (4, 40, 17)]
+
+
+def largest_error(engine: VllmEngine, seed: int) -> float:
+    """Against a plain forward of the mixture with these weights."""
+    model = tiny_mixture(seed=seed)
+    errors = [0.0]
+    for request, samples in zip(REQUESTS, engine.generate(REQUESTS), strict=True):
+        for sample in samples:
+            expected = forward_logprobs(model, request.prompt_token_ids, sample.token_ids, temperature=0.8)
+            errors.append((torch.tensor(sample.logprobs) - expected).abs().max().item())
+    return max(errors)
+
+
+def file_weights(directory: Path, seed: int) -> list[tuple[str, torch.Tensor]]:
+    """Weights under the names of a checkpoint file, where every expert is a tensor of its own."""
+    tiny_mixture(seed=seed).save_pretrained(directory)
+    return list(load_file(directory / "model.safetensors").items())
+
+
+@pytest.mark.slow
+def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path) -> None:
+    tiny_mixture(seed=0).save_pretrained(tmp_path / "start")
+    updates = {seed: file_weights(tmp_path / str(seed), seed) for seed in (1, 2)}
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    random_state, num_threads = torch.get_rng_state(), torch.get_num_threads()
+    engine = VllmEngine.load(tmp_path / "start", CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
+    assert largest_error(engine, 0) < 1e-4
+    for seed, weights in updates.items():
+        engine.load_weights(weights, seed)
+        assert largest_error(engine, seed) < 1e-4
+        # The sender's tensors are its own: an optimizer step in place must not reach the engine.
+        for _, tensor in weights:
+            tensor.zero_()
+        assert largest_error(engine, seed) < 1e-4
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.get_num_threads() == num_threads
+    engine._llm.llm_engine.step = lambda: 1 / 0
+    for message in ("ZeroDivisionError", "vLLM failed before: ZeroDivisionError"):
+        with pytest.raises(EngineError, match=message):
+            engine.generate(REQUESTS)
+    engine.close()
+    assert dist.is_initialized()
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_census_is_read_from_the_files(tmp_path: Path, *, tied: bool) -> None:
+    census = checkpoint_census(save_tiny_llama(tmp_path, tied=tied), torch.bfloat16)
+    assert census.tensors["model.embed_tokens.weight"].shape == (VOCAB, 64)
+    assert {spec.dtype for spec in census.tensors.values()} == {torch.bfloat16}
+    assert ("lm_head.weight" in census.tensors) is not tied
+    assert census.tied == ({"lm_head.weight": "model.embed_tokens.weight"} if tied else {})
+
+
+def test_a_directory_without_a_checkpoint_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        VllmEngine.load(tmp_path, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
