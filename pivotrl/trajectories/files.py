@@ -84,6 +84,11 @@ def data_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in COMPRESSION_SUFFIXES else suffix
 
 
+def printable_name(name: str) -> str:
+    """A file name as valid Unicode: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def probe(path: Path, root: Path) -> Probe:
     """What detection may look at of one file.
 

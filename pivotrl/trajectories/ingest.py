@@ -1,6 +1,6 @@
 """The ingest stage: files of any supported format to trajectories.parquet, candidates.parquet and audit.json.
 
-Consumes the named paths; produces the three files below the stage directory. Streams: one row is in memory, and a few hundred bytes per kept
+Consumes the named paths; produces the three files below the stage directory. Streams: a few rows are in memory, and a few hundred bytes per kept
 trajectory for deduplication. A broken file or row is counted with its reason and never stops the run. Files are grouped into work units
 (`parts.py`) that are redone whole after a kill, so a resumed run ends with the bytes of an undisturbed one; units rather than one temporary file,
 because redoing thousands of large files for one kill is hours.
@@ -9,50 +9,41 @@ because redoing thousands of large files for one kill is hours.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pivotrl.config.schema import IngestConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
-from pivotrl.pivots.candidates import eligible_turns, extract_candidates, is_expert_turn
+from pivotrl.pivots.candidates import eligible_turns, extract_candidates
 from pivotrl.progress import ProgressBar, progress_bar
 from pivotrl.rundir import RESUME_KEY, Stage, read_json, write_json
 from pivotrl.trajectories import registry, store
 from pivotrl.trajectories.audit import UNKNOWN_FORMAT, FormatCounts, audit_json, sum_counts
 from pivotrl.trajectories.decontaminate import DecontaminationList
-from pivotrl.trajectories.dedupe import Fingerprint, IdSet, NearDuplicates, fingerprint
-from pivotrl.trajectories.files import FoundFile, discover, probe
+from pivotrl.trajectories.dedupe import Fingerprint, IdSet, NearDuplicates, fingerprints
+from pivotrl.trajectories.files import discover, printable_name
 from pivotrl.trajectories.parts import PARTS, Part, clean_up, merge, retire_parts
-from pivotrl.trajectories.secrets import may_hold_secret, redact_messages
-from pivotrl.trajectories.source import Adapter, RawRow, RowDropped, RowQuarantined, SourceUnit
+from pivotrl.trajectories.plan import ReadTask, plan_tasks, work_units
+from pivotrl.trajectories.prepare import REMEMBERED_PROMPTS, LeftOut, Prepared, prepared_rows
+from pivotrl.trajectories.source import RowDropped, RowQuarantined
 from pivotrl.trajectories.streams import metered
 from pivotrl.trajectories.tools import load_tools
-from pivotrl.types import Message, Origin, Outcome, Role, Tool, Trajectory
+from pivotrl.types import Message, Outcome, Role, Tool, Trajectory
 
 AUDIT = "audit.json"
 # Small files share a work unit up to this size; a larger file is a unit of its own.
 _PART_BYTES = 32 << 20
 _OUTCOME_GROUPS = {outcome.value: number for number, outcome in enumerate(Outcome)}
-# The same long prompt comes with every trajectory of a harness.
-_REMEMBERED_PROMPTS = 64
+# Rows whose texts are hashed together: more of them gain nothing, and they are all in memory.
+_BATCH_ROWS = 32
+_BATCH_BYTES = 1 << 18
 _MB = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One unit of reading with the adapter that reads it."""
-
-    adapter: Adapter
-    unit: SourceUnit
-    num_bytes: int
 
 
 def ingest_inputs(config: IngestConfig, paths: Sequence[Path]) -> dict[str, str]:
@@ -64,7 +55,7 @@ def ingest_inputs(config: IngestConfig, paths: Sequence[Path]) -> dict[str, str]
     _require_paths(paths)
     if config.format != registry.AUTO:
         registry.adapter(config.format)
-    files = [(_printable(file.name), file_id(file.path) if os.access(file.path, os.R_OK) else "unreadable") for file in discover(paths).files]
+    files = [(printable_name(file.name), file_id(file.path) if os.access(file.path, os.R_OK) else "unreadable") for file in discover(paths).files]
     inputs = {"files": content_id(files)}
     if config.tools is not None:
         inputs["tools"] = content_id(load_tools(Path(config.tools)))
@@ -98,8 +89,8 @@ def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed:
     ingester = _Ingester(config, run_seed)
     (stage.path / PARTS).mkdir(exist_ok=True)
     unknown = FormatCounts()
-    tasks = _plan(discovery.files, config.format, unknown)
-    groups = list(_grouped(tasks))
+    tasks = plan_tasks(discovery.files, config.format, unknown)
+    groups = list(work_units(tasks, max_bytes=_PART_BYTES))
     parts = [Part(stage.path, number) for number in range(len(groups))]
     done: list[dict[str, FormatCounts]] = []
     num_unread_files = 0
@@ -164,7 +155,7 @@ class _Ingester:
         for ids in part.candidate_ids():
             self._candidate_ids.add(ids)
 
-    def process(self, part: Part, tasks: Sequence[_Task], bar: ProgressBar) -> dict[str, FormatCounts]:
+    def process(self, part: Part, tasks: Sequence[ReadTask], bar: ProgressBar) -> dict[str, FormatCounts]:
         counts: dict[str, FormatCounts] = {}
         for task in tasks:
             meter = _Meter(bar, task.num_bytes)
@@ -176,47 +167,57 @@ class _Ingester:
         part.finish(counts)
         return counts
 
-    def _read(self, part: Part, task: _Task, counts: FormatCounts) -> None:
+    def _read(self, part: Part, task: ReadTask, counts: FormatCounts) -> None:
         counts.files += len(task.unit.paths)
-        for row in _guarded_rows(task):
+        batch: list[Prepared | LeftOut] = []
+        num_bytes = 0
+        for item in prepared_rows(task, self._tools, domain=self._config.domain):
+            batch.append(item)
+            num_bytes += item.texts.num_bytes if isinstance(item, Prepared) else 0
+            if len(batch) >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+                self._settle(part, task, batch, counts)
+                batch, num_bytes = [], 0
+                if self.is_full:
+                    return
+        self._settle(part, task, batch, counts)
+
+    def _settle(self, part: Part, task: ReadTask, batch: Sequence[Prepared | LeftOut], counts: FormatCounts) -> None:
+        """Keeps, drops or quarantines rows in order; rows beyond `max_trajectories` count as unread."""
+        ready = [item for item in batch if isinstance(item, Prepared)]
+        marks = iter(fingerprints([(item.texts.said, item.texts.seen) for item in ready]) if self._near is not None else [None] * len(ready))
+        for item in batch:
+            mark = next(marks) if isinstance(item, Prepared) else None
+            if self.is_full:
+                return
             counts.rows += 1
             try:
-                if not isinstance(row, RawRow):
-                    raise row
-                self._take(part, task.adapter, row, counts)
+                if isinstance(item, LeftOut):
+                    raise item.error
+                self._take(part, item, mark, counts)
             except RowDropped as dropped:
                 counts.dropped[dropped.reason] += 1
             except RowQuarantined as broken:
-                line = row.line if isinstance(row, RawRow) else broken.line
-                counts.quarantine(broken.reason, file=_printable(broken.file or task.unit.name), line=line)
-            if self.is_full:
-                return
+                line = item.line if isinstance(item, LeftOut) else None
+                counts.quarantine(broken.reason, file=printable_name(broken.file or task.unit.name), line=line)
 
-    def _take(self, part: Part, adapter: Adapter, row: RawRow, counts: FormatCounts) -> None:
-        """Converts one row and writes it where it is to be kept.
+    def _take(self, part: Part, item: Prepared, mark: Fingerprint | None, counts: FormatCounts) -> None:
+        """Writes a trajectory that is to be kept.
 
         Raises:
-            RowDropped, RowQuarantined: where it is not.
+            RowDropped: for one that is not.
         """
-        trajectory, repairs = _converted(adapter, row, self._tools)
-        if self._config.domain is not None:
-            trajectory = dataclasses.replace(trajectory, domain=self._config.domain)
-        num_expert_turns = sum(map(is_expert_turn, trajectory.messages))
-        counts.assistant_turns += num_expert_turns
-        counts.harness_turns += sum(message.role is Role.ASSISTANT and message.origin is Origin.HARNESS for message in trajectory.messages)
-        counts.repairs.update(repairs)
-        texts = _Texts.of(trajectory.messages)
-        if any(map(may_hold_secret, (texts.said, texts.seen))) or any(map(_prompt_may_hold_secret, texts.prompts)):
-            trajectory, secrets = _redacted(trajectory)
-            counts.secrets.update(secrets)
-            texts = _Texts.of(trajectory.messages)
-        mark = self._admit(trajectory, texts)
+        trajectory = item.trajectory
+        counts.assistant_turns += item.num_expert_turns
+        counts.harness_turns += item.num_harness_turns
+        counts.repairs.update(item.repairs)
+        counts.secrets.update(item.secrets)
+        is_remembered = self._admit(item, mark)
         encoded = [_encoded_prompt(message) if message.role is Role.SYSTEM else store.encode(message) for message in trajectory.messages]
-        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark)
+        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark if is_remembered else None)
         self._take_candidates(part, trajectory, encoded, counts)
         self._num_kept += 1
         counts.kept += 1
-        counts.kept_assistant_turns += num_expert_turns
+        counts.kept_assistant_turns += item.num_expert_turns
         counts.outcomes[trajectory.outcome.value] += 1
         counts.domains[trajectory.domain.value] += 1
         counts.tool_origins[trajectory.tool_origin.value] += 1
@@ -237,53 +238,24 @@ class _Ingester:
             else:
                 counts.turns_excluded["duplicate candidate"] += 1
 
-    def _admit(self, trajectory: Trajectory, texts: _Texts) -> Fingerprint | None:
-        """Remembers a trajectory that is to be kept; its fingerprint where near-duplicates are looked for.
+    def _admit(self, item: Prepared, mark: Fingerprint | None) -> bool:
+        """Remembers a trajectory that is to be kept; whether its fingerprint is remembered too.
 
         Raises:
             RowDropped: for a contaminated one, a copy, or a near-copy of one with the same outcome.
         """
+        trajectory = item.trajectory
         if self._forbidden is not None:
-            reason = self._forbidden.match(trajectory.task_id, b"\n".join((_utf8(texts.prompts), texts.said, texts.seen)))
+            reason = self._forbidden.match(trajectory.task_id, item.texts.whole())
             if reason is not None:
                 raise RowDropped(reason)
         if not self._trajectory_ids.add([trajectory.id])[0]:
             raise RowDropped("exact duplicate")
-        if self._near is None:
-            return None
-        mark = fingerprint(texts.said, texts.seen)
-        if not mark.said.num_shingles:
-            return None
+        if self._near is None or mark is None or not mark.said.num_shingles:
+            return False
         if not self._near.admit(mark, group=_OUTCOME_GROUPS[trajectory.outcome.value]):
             raise RowDropped("near duplicate")
-        return mark
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """The text of a trajectory by who is behind it."""
-
-    prompts: tuple[str, ...]
-    """Texts of system messages and of what the harness wrote: shared by many trajectories, so no sign that two are alike."""
-    said: bytes
-    """What user and agent said, thought and called."""
-    seen: bytes
-    """What tools answered."""
-
-    @staticmethod
-    def of(messages: Sequence[Message]) -> _Texts:
-        prompts: list[str] = []
-        said: list[str] = []
-        seen: list[str] = []
-        for message in messages:
-            is_prompt = message.role is Role.SYSTEM or message.origin is Origin.HARNESS
-            pieces = prompts if is_prompt else seen if message.role is Role.TOOL else said
-            pieces.append(message.content)
-            if message.reasoning is not None:
-                pieces.append(message.reasoning)
-            for call in message.tool_calls:
-                pieces += (call.name, call.arguments)
-        return _Texts(tuple(prompts), _utf8(said), _utf8(seen))
+        return True
 
 
 class _Meter:
@@ -301,88 +273,9 @@ class _Meter:
         self._bar.advance(self._left / _MB, note)
 
 
-def _plan(files: Sequence[FoundFile], format_name: str, unknown: FormatCounts) -> list[_Task]:
-    """Files sorted into units by adapter, in a stable order; files without one are quarantined in `unknown`."""
-    adapters = registry.all_adapters() if format_name == registry.AUTO else (registry.adapter(format_name),)
-    by_place: dict[tuple[Path, str], list[FoundFile]] = {}
-    for file in files:
-        try:
-            seen = probe(file.path, file.root)
-            adapter = registry.detect(seen, adapters) if format_name == registry.AUTO else adapters[0]
-        except RowQuarantined as broken:
-            unknown.files += 1
-            unknown.rows += 1
-            unknown.quarantine(broken.reason, file=_printable(file.name), line=None)
-            continue
-        by_place.setdefault((file.root, adapter.name), []).append(file)
-    by_name = {adapter.name: adapter for adapter in adapters}
-    sizes = {file.path: file.num_bytes for file in files}
-    tasks: list[_Task] = []
-    for (root, name), found in by_place.items():
-        units = by_name[name].group([file.path for file in found], root)
-        tasks.extend(_Task(by_name[name], unit, sum(sizes[path] for path in unit.paths)) for unit in units)
-    return tasks
-
-
-def _grouped(tasks: Sequence[_Task]) -> Iterator[list[_Task]]:
-    group: list[_Task] = []
-    num_bytes = 0
-    for task in tasks:
-        if group and num_bytes + task.num_bytes > _PART_BYTES:
-            yield group
-            group, num_bytes = [], 0
-        group.append(task)
-        num_bytes += task.num_bytes
-    if group:
-        yield group
-
-
-def _guarded_rows(task: _Task) -> Iterator[RawRow | RowQuarantined | RowDropped]:
-    """The unit's rows. The boundary that keeps an adapter's failure on a hostile file from stopping the run."""
-    try:
-        yield from task.adapter.rows(task.unit)
-    except (RowQuarantined, RowDropped) as left_out:
-        yield left_out
-    except Exception as error:  # noqa: BLE001
-        yield RowQuarantined(f"adapter failed: {type(error).__name__}: {_short(error)}", file=task.unit.name)
-
-
-def _converted(adapter: Adapter, row: RawRow, tools: Sequence[Tool] | None) -> tuple[Trajectory, tuple[str, ...]]:
-    """One row's trajectory and all its repairs. The same boundary for one row."""
-    try:
-        converted = adapter.convert(row, tools)
-    except (RowQuarantined, RowDropped):
-        raise
-    except Exception as error:
-        raise RowQuarantined(f"adapter failed: {type(error).__name__}: {_short(error)}", file=row.name, line=row.line) from error
-    trajectory = converted.trajectory
-    if _printable(trajectory.source_file) != trajectory.source_file:
-        trajectory = dataclasses.replace(trajectory, source_file=_printable(trajectory.source_file))
-    return trajectory, (*row.repairs, *converted.repairs)
-
-
-def _redacted(trajectory: Trajectory) -> tuple[Trajectory, Counter[str]]:
-    """The trajectory without its secrets, under the id of what is left."""
-    messages, secrets = redact_messages(trajectory.messages)
-    if not secrets:
-        return trajectory, secrets
-    new_id = content_id(messages, trajectory.tools)
-    task_id = new_id if trajectory.task_id == trajectory.id else trajectory.task_id
-    return dataclasses.replace(trajectory, id=new_id, task_id=task_id, messages=messages), secrets
-
-
-@functools.lru_cache(maxsize=_REMEMBERED_PROMPTS)
+@functools.lru_cache(maxsize=REMEMBERED_PROMPTS)
 def _encoded_prompt(message: Message) -> bytes:
     return store.encode(message)
-
-
-@functools.lru_cache(maxsize=_REMEMBERED_PROMPTS)
-def _prompt_may_hold_secret(text: str) -> bool:
-    return may_hold_secret(_utf8((text,)))
-
-
-def _utf8(pieces: Sequence[str]) -> bytes:
-    return "\n".join(pieces).encode("utf-8", "replace")
 
 
 def _require_paths(paths: Sequence[Path]) -> None:
@@ -413,12 +306,3 @@ def _summary(audit: Mapping[str, Any]) -> dict[str, Any]:
         "trajectories": {key: sum(entry["trajectories"][key] for entry in entries) for key in ("present", "kept", "dropped", "quarantined")},
         "candidates": {split: sum(entry["candidates"].get(split, 0) for entry in entries) for split in ("train", "held_out")},
     }
-
-
-def _printable(name: str) -> str:
-    """A file name as valid Unicode: undecodable bytes become escapes."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -8,13 +8,15 @@ Called by `dedupe.py` and `decontaminate.py`. W = words of a text, S = its shing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 type Hashes = NDArray[np.uint64]
 
 SHINGLE_BYTES = 32
-ALL_WORDS = 1024
+ALL_WORDS = 512
 _QUARTER = np.uint64(1 << 62)
 # Long texts are hashed in blocks, so that the arrays of one block stay in cache.
 _BLOCK_BYTES = 1 << 17
@@ -27,27 +29,32 @@ _FOLD = bytes(byte + 32 if 65 <= byte <= 90 else byte if byte in _WORD_BYTES els
 _FIRST_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(_LOAD_BYTES + 1)], np.uint64)
 
 
-def shingle_hashes(text: bytes) -> Hashes:
-    """One hash per sampled word of UTF-8 `text`: of the 32 bytes from its start, zeros after the end of the text; shape (S,).
+def shingle_hashes(texts: Sequence[bytes]) -> list[Hashes]:
+    """For each UTF-8 text one hash per sampled word: of the 32 bytes from its start, zeros after the end of the text; shapes (S,).
 
     Up to `ALL_WORDS` words are all sampled. Of a longer text those are whose first 8 bytes hash to one of every four values: the same ones in
-    every text, so that similarities stay what they are.
+    every text, so that similarities stay what they are. Short texts are hashed together, which saves most of their time.
     """
-    folded = b"\0" + text.translate(_FOLD) + _PAD
-    parts: list[tuple[Hashes, NDArray[np.int64], Hashes]] = []
-    num_words = 0
-    for start in range(0, len(text), _BLOCK_BYTES):
-        # One byte before the block tells whether a word starts in it; 32 after it complete the last shingle.
-        block = folded[start : start + _BLOCK_BYTES + 1 + SHINGLE_BYTES]
-        is_word_N = np.frombuffer(block, np.uint8) != 0
-        starts_W = np.flatnonzero(is_word_N[1:-SHINGLE_BYTES] & ~is_word_N[: -SHINGLE_BYTES - 1]) + 1
-        loads = _loads(block)
-        parts.append((loads, starts_W, loads[starts_W]))
-        num_words += len(starts_W)
-    if not parts:
-        return np.empty(0, np.uint64)
-    hashes = [_block_shingle_hashes(*part, is_sampled=num_words > ALL_WORDS) for part in parts]
-    return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
+    if not texts:
+        return []
+    if sum(map(len, texts)) > _BLOCK_BYTES:
+        if len(texts) == 1:
+            return [_long_text_hashes(texts[0])]
+        middle = len(texts) // 2
+        return shingle_hashes(texts[:middle]) + shingle_hashes(texts[middle:])
+    # One byte before each text tells whether a word starts it; 32 zeros after it complete its last shingle.
+    folded = b"\0" + _PAD.join(texts).translate(_FOLD) + _PAD
+    starts_W, loads = _word_starts(folded), _loads(folded)
+    hashes_W = loads[starts_W]
+    ends = np.cumsum([len(text) + SHINGLE_BYTES for text in texts])
+    bounds = np.searchsorted(starts_W, ends).tolist()
+    is_sampled_W = _is_sampled(hashes_W)
+    for first, last in zip([0, *bounds], bounds, strict=False):
+        if last - first <= ALL_WORDS:
+            is_sampled_W[first:last] = True
+    sampled_S = np.flatnonzero(is_sampled_W)
+    hashes_S = _shingles(loads, starts_W[sampled_S], hashes_W[sampled_S])
+    return np.split(hashes_S, np.searchsorted(sampled_S, bounds[:-1]))
 
 
 def word_hashes(text: bytes) -> Hashes:
@@ -99,15 +106,37 @@ def _spread(hashes: Hashes) -> Hashes:
     return hashes
 
 
-def _block_shingle_hashes(loads: Hashes, starts_W: NDArray[np.int64], hashes_W: Hashes, *, is_sampled: bool) -> Hashes:
-    if is_sampled:
-        sampled = np.flatnonzero(hashes_W * _ODD_3 < _QUARTER)
-        starts_W, hashes_W = starts_W[sampled], hashes_W[sampled]
+def _long_text_hashes(text: bytes) -> Hashes:
+    folded = b"\0" + text.translate(_FOLD) + _PAD
+    blocks = [folded[start : start + _BLOCK_BYTES + 1 + SHINGLE_BYTES] for start in range(0, len(text), _BLOCK_BYTES)]
+    starts = [_word_starts(block) for block in blocks]
+    is_short = sum(map(len, starts)) <= ALL_WORDS
+    hashes: list[Hashes] = []
+    for block, starts_W in zip(blocks, starts, strict=True):
+        loads = _loads(block)
+        hashes_W = loads[starts_W]
+        sampled_S = slice(None) if is_short else np.flatnonzero(_is_sampled(hashes_W))
+        hashes.append(_shingles(loads, starts_W[sampled_S], hashes_W[sampled_S]))
+    return np.concatenate(hashes)
+
+
+def _word_starts(folded: bytes) -> NDArray[np.int64]:
+    """Places where a word starts, but for the first byte and the last 32."""
+    is_word_N = np.frombuffer(folded, np.uint8) != 0
+    return np.flatnonzero(is_word_N[1:-SHINGLE_BYTES] & ~is_word_N[: -SHINGLE_BYTES - 1]) + 1
+
+
+def _is_sampled(hashes_W: Hashes) -> NDArray[np.bool_]:
+    return hashes_W * _ODD_3 < _QUARTER
+
+
+def _shingles(loads: Hashes, starts_S: NDArray[np.int64], hashes_S: Hashes) -> Hashes:
+    """Hashes of the 32 bytes from each start, the first 8 of which are given; both arrays are used up."""
     for _ in range(SHINGLE_BYTES // _LOAD_BYTES - 1):
-        starts_W += _LOAD_BYTES
-        hashes_W *= _ODD_2
-        hashes_W += loads[starts_W]
-    return _spread(hashes_W)
+        starts_S += _LOAD_BYTES
+        hashes_S *= _ODD_2
+        hashes_S += loads[starts_S]
+    return _spread(hashes_S)
 
 
 def _loads(data: bytes) -> Hashes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def test_broken_rows_and_files_never_stop_the_run(tmp_path: Path) -> None:
         + lines(good[0], b'{"messages": [\r\n', b'{"messages": "\xff"}\n', b'{"messages": "\x00"}\n', b'{"messages": ' + b"[" * 100_000 + b"\n")
         + lines({"messages": 3}, [1], good[1])
     )
-    (data / "b.json").write_bytes(os.urandom(2000))
+    (data / "b.json").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
     (data / "c.jsonl").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
     (data / "d.jsonl.gz").write_bytes(gzip.compress(lines(good[2], *(chat(100 + n) for n in range(200))))[:-200])
     (data / "e.json").write_bytes(b"")
@@ -104,7 +103,7 @@ def test_broken_rows_and_files_never_stop_the_run(tmp_path: Path) -> None:
     assert entry["dropped"] == {"no messages": 1}
     reasons = {(row["file"], row["line"]): row["reason"] for row in audit["quarantine"]}
     assert reasons["a.jsonl", 3] == "not UTF-8: byte 14"
-    assert reasons["b.json", None] in ("binary file", "not JSON: the first character is neither { nor [")
+    assert reasons["b.json", None] == "binary file"
     assert reasons["c.jsonl", None].startswith("git-LFS pointer")
     assert reasons["e.json", None] == "empty file"
     assert reasons["f.json", None].startswith("unknown format: none of 15 formats claims it, first keys 'some'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from pivotrl.errors import UserError
 from pivotrl.trajectories.decontaminate import DecontaminationList
-from pivotrl.trajectories.dedupe import SAID_SKETCH_SIZE, Fingerprint, IdSet, NearDuplicates, fingerprint, similarity
-from pivotrl.trajectories.shingles import ngram_hashes, shingle_hashes, word_hashes
+from pivotrl.trajectories.dedupe import SAID_SKETCH_SIZE, Fingerprint, IdSet, NearDuplicates, fingerprints, similarity
+from pivotrl.trajectories.shingles import Hashes, ngram_hashes, shingle_hashes, word_hashes
 
 VOCABULARY = [f"w{number}" for number in range(5000)]
 
@@ -33,7 +34,8 @@ def changed(words: list[str], rng: random.Random, num_changes: int) -> list[str]
 
 
 def mark(words: list[str], seen: str = "") -> Fingerprint:
-    return fingerprint(" ".join(words).encode(), seen.encode())
+    (one,) = fingerprints([(" ".join(words).encode(), seen.encode())])
+    return one
 
 
 def shingles(words: list[str]) -> set[str]:
@@ -55,17 +57,26 @@ class TestHashes:
         assert len(hashes) == len(words)
         for (word, one), (other, two) in pairwise(zip(words, hashes.tolist(), strict=True)):
             assert (word == other) == (one == two)
-        assert len(shingle_hashes(data)) == len(words)
+        assert len(shingle_hashes([data])[0]) == len(words)
 
-    @pytest.mark.parametrize("hashes_of", [word_hashes, shingle_hashes])
-    def test_blocks_do_not_show(self, hashes_of: object) -> None:
-        assert callable(hashes_of)
+    @pytest.mark.parametrize("hashes_of", [word_hashes, lambda data: shingle_hashes([data])[0]])
+    def test_blocks_do_not_show(self, hashes_of: Callable[[bytes], Hashes]) -> None:
         words = " ".join(text(random.Random(1), 60_000)).encode()
         assert len(words) > 2 << 17
         first, second = words[: len(words) // 2], words[len(words) // 2 :]
         whole = set(hashes_of(words).tolist())
         # All but the pieces at the cut.
         assert len(whole - set(hashes_of(first).tolist()) - set(hashes_of(second).tolist())) <= 8
+
+    def test_texts_hashed_together_are_hashed_alike(self) -> None:
+        rng = random.Random(3)
+        texts = [" ".join(text(rng, num_words)).encode() for num_words in (0, 1, 600, 3, 0, 513, 512, 30_000, 2, 1)]
+        assert sum(map(len, texts)) > 1 << 17
+        together = shingle_hashes(texts)
+        assert [hashes.tolist() for hashes in together] == [shingle_hashes([one])[0].tolist() for one in texts]
+        # A quarter of the longer texts' words, all of the shorter ones'.
+        assert [len(hashes) for hashes in together if len(hashes) <= 512] == [0, 1, len(together[2]), 3, 0, len(together[5]), 512, 2, 1]
+        assert 6500 < len(together[7]) < 8500
 
     def test_ngrams_ignore_case_and_punctuation(self) -> None:
         first, second = (word_hashes(data) for data in (b"The quick, brown fox!", b"the QUICK\n(brown) fox"))
@@ -98,7 +109,7 @@ class TestSimilarity:
 
     def test_form_on_disk(self) -> None:
         for words in (3, 2000):
-            one = fingerprint(" ".join(text(random.Random(words), words)).encode(), b"seen by the tool")
+            one = mark(text(random.Random(words), words), "seen by the tool")
             again = Fingerprint.from_bytes(one.to_bytes())
             assert again.to_bytes() == one.to_bytes()
             assert again.seen.num_shingles == 4
