@@ -71,6 +71,9 @@ def line_chart(title: str, *, x_label: str, y_label: str, series: Sequence[Serie
     ys = [y for one in drawn for _, y in one.points] + [bound for one in drawn for _, low, high in one.band for bound in (low, high)]
     low = min(ys) if y_floor is None else min(y_floor, *ys)
     high = max(ys) if y_ceiling is None else max(y_ceiling, *ys)
+    if high <= low and y_floor is not None:
+        # All values lie on the floor: room above it, never a scale below it.
+        high = low + 1
     y_ticks = nice_ticks(low, high)
     x_ticks = [tick for tick in nice_ticks(min(xs), max(xs)) if min(xs) <= tick <= max(xs)] or [min(xs)]
     frame = _Frame(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, min(low, y_ticks[0]), max(high, y_ticks[-1]))

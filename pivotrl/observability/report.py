@@ -83,6 +83,7 @@ def _context(readings: Readings) -> dict[str, Any]:
         "examples": step_examples(readings.run),
         "manifests": sections.manifests(readings),
         "pivot_provenance": sections.pivot_provenance(readings.selection),
+        "rendering_note": sections.rendering_note(readings.selection),
         "versions": sections.versions(readings),
     }
 

@@ -16,6 +16,8 @@ from pivotrl.observability.readings import Difference, Readings
 from pivotrl.pivots.select import KEPT
 from pivotrl.pivots.statistics import Interval
 
+# Quarantine reasons beside the funnel's bar; all of them are in the selection table.
+_MAX_REASONS = 3
 REFERENCE, TRAINED = "reference", "trained"
 
 
@@ -107,7 +109,7 @@ def funnel(readings: Readings) -> list[FunnelStep]:
     steps = [
         ("Candidates", readings.num_candidates, "assistant turns of the kept trajectories"),
         ("Profiled", profile.count("num_candidates"), "" if held_out is None else f"of which {held_out:,} held out for validation"),
-        ("With a usable profile", profile.count("num_profiled"), _counted(profile.child("quarantine"), "nothing quarantined")),
+        ("With a usable profile", profile.count("num_profiled"), _counted(profile.child("quarantine"))),
         ("Informative", informative, "" if judged is None else f"rewards not all equal; of {judged:,} usable training turns"),
         ("Pivots", selection.count("num_pivots"), _rule(selection.child("rule"))),
     ]
@@ -181,6 +183,16 @@ def pivot_provenance(selection: Fields) -> list[tuple[str, str]]:
     return _flat("", selection.child("provenance"))
 
 
+def rendering_note(selection: Fields) -> str:
+    """How states became prompts; "" where no pivot set says so."""
+    is_stable = selection.child("provenance").values.get("prefix_stable")
+    if is_stable is None:
+        return ""
+    if is_stable:
+        return "The chat template is prefix-stable: the tokens of a turn and its answer begin the next turn's prompt."
+    return "The chat template rewrites earlier turns, so it is not prefix-stable: each state was rendered whole."
+
+
 def versions(readings: Readings) -> list[tuple[str, str]]:
     """Package versions of the last stage that states any."""
     stated = [found for stage in readings.stages.values() if (found := _flat("", stage.manifest.child("versions")))]
@@ -199,9 +211,10 @@ def _lower_bound(depth: str) -> int:
     return int(first) if first.isdecimal() else 0
 
 
-def _counted(counts: Fields, nothing: str) -> str:
-    stated = counts.counts()
-    return "; ".join(f"{count:,} quarantined: {reason}" for reason, count in stated.items()) or (nothing if counts.values else "")
+def _counted(quarantine: Fields) -> str:
+    reasons = sorted(quarantine.counts().items(), key=lambda entry: (-entry[1], entry[0]))
+    shown = [f"{count:,} quarantined: {reason}" for reason, count in reasons[:_MAX_REASONS]]
+    return "; ".join([*shown, "..."] if len(reasons) > _MAX_REASONS else shown) or "none quarantined"
 
 
 def _rule(rule: Fields) -> str:

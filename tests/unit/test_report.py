@@ -170,6 +170,14 @@ def test_provenance_names_stages_seeds_and_the_pivot_set(page: Page) -> None:
         assert text in page.text["provenance"]
 
 
+@pytest.mark.parametrize(("is_stable", "words"), [(True, "is prefix-stable"), (False, "each state was rendered whole"), (None, "")])
+def test_a_template_that_rewrites_history_is_named(is_stable: bool | None, words: str) -> None:
+    provenance = {} if is_stable is None else {"prefix_stable": is_stable}
+    note = sections.rendering_note(fields.Fields("selection.json", {"provenance": provenance}))
+    assert words in note
+    assert bool(note) is bool(words)
+
+
 def test_the_same_run_gives_the_same_page(whole_run: Path, html: str, tmp_path: Path) -> None:
     assert write_report(whole_run, tmp_path / "again").read_text() == html
 
@@ -240,6 +248,12 @@ def test_a_line_lies_where_its_numbers_say() -> None:
     assert drawn[1][1] == pytest.approx(float(ticks["0.5"].attrib["y"]) - 3.5, abs=0.11)
     assert drawn[1][0] == pytest.approx(float(ticks["5"].attrib["x"]), abs=0.11)
     assert drawn[0][1] - drawn[1][1] == pytest.approx(drawn[1][1] - drawn[2][1], abs=0.11)
+
+
+def test_values_on_the_floor_are_drawn_at_the_bottom() -> None:
+    series = [Series("s", ((0.0, 0.0), (1.0, 0.0)))]
+    svg = ElementTree.fromstring(line_chart("t", x_label="step", y_label="share", series=series, y_floor=0.0, y_ceiling=None))
+    assert [text.text for text in svg.findall("text") if text.get("text-anchor") == "end"] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
 def test_bars_are_as_high_as_their_counts() -> None:
