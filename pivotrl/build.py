@@ -111,10 +111,7 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
 
 
 def trainer(checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, seed: int, with_reference: bool) -> Trainer:
-    """The megatron-core trainer on a checkpoint; activates the platform before megatron is imported."""
-    from pivotrl.megatron import platform
-
-    platform.activate()
+    """The megatron-core trainer on a checkpoint."""
     from pivotrl.megatron.trainer import Trainer
 
     return Trainer.from_hf(checkpoint, optimizer=optimizer, num_steps=num_steps, seed=seed, with_reference=with_reference)

@@ -117,9 +117,6 @@ def _model(loaded: LoadedRecipe, run: Path) -> None:
         stage = _open(loaded, run, "model", ["model"], {"world": output_hash(Stage.require(run, "world"))})
         if stage is None:
             return
-        from pivotrl.megatron import platform
-
-        platform.activate()
         from pivotrl.megatron.hf_checkpoint import init_hf_checkpoint
 
         init_hf_checkpoint(model, tokenizer_dir=run / "world" / "tokenizer", out_dir=stage.path / build.HF_DIR, seed=loaded.recipe.seed)

@@ -63,6 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_a_killed_run_ends_with_the_same_bytes(undisturbed: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
     reference, seconds = undisturbed
     run, rng = tmp_path / "run", random.Random(7)
