@@ -29,6 +29,7 @@ TRUNCATED = "truncated"
 class LocalTask:
     """One state to act in and the expert's action to be judged against.
 
+    >>> from pivotrl.types import ToolOrigin
     >>> LocalTask("c0", (5, 6), State((), (), ToolOrigin.NONE), Action("hi", (), None, ParseOutcome.ABSENT)).candidate_id
     'c0'
     """
