@@ -24,7 +24,9 @@ def find_gguf(config: GgufModel) -> Path:
     try:
         distribution = importlib.metadata.distribution(config.package)
     except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(f"package {config.package} is not installed", rule="model.type gguf_package reads an installed package", fix=install) from error
+        raise UserError(
+            f"package {config.package} is not installed", rule="model.type gguf_package reads an installed package", fix=install
+        ) from error
     if distribution.version != config.version:
         raise UserError(f"package {config.package} is {distribution.version}", rule=f"the recipe asks for exactly {config.version}", fix=install)
     for file in distribution.files or ():
