@@ -24,6 +24,10 @@ class ProgressBar(Protocol):
         """Adds finished work; `note` (cost so far, last reward) is shown at the end of the line."""
         ...
 
+    def skip(self, amount: float) -> None:
+        """Adds work that an earlier, interrupted call did: it counts as done but not in the rate."""
+        ...
+
 
 class _RichBar:
     def __init__(self, progress: Progress, description: str, total: float | None) -> None:
@@ -31,17 +35,24 @@ class _RichBar:
         self._task = progress.add_task(description, total=total, note="", rate="")
         self._started_s, self._done = time.monotonic(), 0.0
 
+    def skip(self, amount: float) -> None:
+        self._progress.update(self._task, advance=amount)
+
     def advance(self, amount: float, note: str = "") -> None:
         self._done += amount
         rate = self._done / max(time.monotonic() - self._started_s, 1e-9)
-        self._progress.update(self._task, advance=amount, note=note, rate=f"{rate:,.1f}/s")
+        self._progress.update(self._task, advance=amount, note=note, rate=f"{_rate(rate)}/s")
 
 
 class _LineBar:
     def __init__(self, description: str, total: float | None, unit: str) -> None:
         self._description, self._total, self._unit = description, total, unit
         self._started_s = self._shown_s = time.monotonic()
-        self._done = 0.0
+        self._done = self._skipped = 0.0
+
+    def skip(self, amount: float) -> None:
+        self._done += amount
+        self._skipped += amount
 
     def advance(self, amount: float, note: str = "") -> None:
         self._done += amount
@@ -51,14 +62,18 @@ class _LineBar:
 
     def show(self, note: str) -> None:
         elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
-        rate = self._done / elapsed_s
+        rate = (self._done - self._skipped) / elapsed_s
         of, eta = "", ""
         if self._total:
             of = f"/{self._total:,.0f}"
             eta = f", ETA {(self._total - self._done) / rate:,.0f} s" if rate > 0 else ""
         print(
-            f"{self._description}: {self._done:,.0f}{of} {self._unit}, {rate:,.1f} {self._unit}/s{eta} {note}".rstrip(), file=sys.stderr, flush=True
+            f"{self._description}: {self._done:,.0f}{of} {self._unit}, {_rate(rate)} {self._unit}/s{eta} {note}".rstrip(), file=sys.stderr, flush=True
         )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.1f}" if rate >= 1 else f"{rate:.3f}"
 
 
 @contextmanager
@@ -66,7 +81,7 @@ def progress_bar(description: str, total: float | None, unit: str) -> Iterator[P
     """A bar for one stage.
 
     Args:
-        total: amount of work in `unit`s left to do, or None where it cannot be known.
+        total: amount of work in `unit`s, what an interrupted call did included, or None where it cannot be known.
         unit: plural noun shown after the numbers, for example ``candidates`` or ``MB``.
     """
     console = Console(stderr=True)

@@ -72,9 +72,10 @@ def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSe
                 # Before the unit is written: a unit spoiled by a dead engine is redone after the repair, not kept.
                 ledger.check(config.max_infra_frac)
                 write_jsonl(path, rows)
+                bar.advance(len(unit), ledger.note)
             else:
                 ledger.add(read_jsonl(path))
-            bar.advance(len(unit), ledger.note)
+                bar.skip(len(unit))
     return num_units
 
 

@@ -39,7 +39,7 @@ class RunRecord:
             ledger.truncate(state["ledgers"][name] if state else 0)
         if state:
             self.best = Best(**state["best"]) if state["best"] else None
-            self._bar.advance(trainer.steps_done)
+            self._bar.skip(trainer.steps_done)
         return state is not None
 
     def validated(self, trainer: PolicyTrainer, score: HeldOutScore, *, patience: int | None) -> dict[str, float]:
