@@ -15,7 +15,7 @@ _DIGEST_BYTES = 16
 _SEED_BYTES = 8
 # torch, numpy and vLLM all take a signed 64-bit seed; 62 bits leave room for vLLM's "seed + sample index".
 _SEED_BITS = 62
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 17
 
 
 def canonical_json(value: Any) -> bytes:
@@ -49,7 +49,7 @@ def running_id(data: bytes = b"") -> hashlib.blake2b:
 def file_id(path: Path) -> str:
     """32 hex digits of blake2b over a file's bytes, read in blocks."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    with path.open("rb") as stream:
+    with path.open("rb", buffering=0) as stream:
         while block := stream.read(_READ_BYTES):
             digest.update(block)
     return digest.hexdigest()

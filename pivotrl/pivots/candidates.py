@@ -55,7 +55,10 @@ def extract_candidates(trajectory: Trajectory, *, encoded_messages: Sequence[byt
             running.update(encoded)
         num_hashed = index
         action = action_of(trajectory.messages[index])
-        encoded_action = orjson.dumps(action)
+        # As a dict, because orjson is slow on enum fields; the bytes are those of the record.
+        encoded_action = orjson.dumps(
+            {"content": action.content, "tool_calls": action.tool_calls, "reasoning": action.reasoning, "parse": action.parse._value_}
+        )
         full = running.copy()
         full.update(encoded_action)
         candidates.append(

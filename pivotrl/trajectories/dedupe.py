@@ -118,7 +118,8 @@ class NearDuplicates:
         as different outcomes.
         """
         bands_B = self._bands(mark, group)
-        if any(self._is_near(mark, group, entry) for entry in self._candidates(bands_B)):
+        candidates = self._promising(mark, self._candidates(bands_B))
+        if any(self._is_near(mark, group, entry) for entry in candidates):
             return False
         self._remember(mark, group, bands_B)
         return True
@@ -126,6 +127,17 @@ class NearDuplicates:
     def add(self, mark: Fingerprint, *, group: int) -> None:
         """Remembers a trajectory that was admitted in an earlier run."""
         self._remember(mark, group, self._bands(mark, group))
+
+    def _promising(self, mark: Fingerprint, candidates: list[int]) -> list[int]:
+        """Those with enough hashes in common, counted for all at once: J <= |a n b| / max(|a|, |b|) for the sketches a and b."""
+        if not candidates or not len(mark.said.hashes):
+            return candidates
+        rows = self._sketches[0][candidates]
+        places = np.minimum(mark.said.hashes.searchsorted(rows), len(mark.said.hashes) - 1)
+        num_shared = (mark.said.hashes[places] == rows).sum(axis=1)
+        sizes = np.minimum(self._sizes[0][candidates], SAID_SKETCH_SIZE)
+        is_promising = num_shared >= self._threshold * np.maximum(sizes, len(mark.said.hashes))
+        return [entry for entry, promising in zip(candidates, is_promising.tolist(), strict=True) if promising]
 
     def _is_near(self, mark: Fingerprint, group: int, entry: int) -> bool:
         said, seen = (
@@ -166,7 +178,7 @@ class NearDuplicates:
         band_numbers = self._band_numbers_B
         links = self._heads[band_numbers, bands_B & self._mask]
         for _ in range(_MAX_COMPARISONS):
-            alive = np.flatnonzero(links)
+            alive = links.nonzero()[0]
             if not len(alive) or len(found) >= _MAX_COMPARISONS:
                 break
             band_numbers, entries = band_numbers[alive], links[alive].astype(np.int64) - 1
@@ -240,7 +252,8 @@ class IdSet:
 
 
 def _sorted_distinct(hashes_S: Hashes) -> Hashes:
-    sorted_S = np.sort(hashes_S)
+    sorted_S = hashes_S.copy()
+    sorted_S.sort()
     if not len(sorted_S):
         return sorted_S
     is_first_S = np.empty(len(sorted_S), np.bool_)
@@ -256,7 +269,7 @@ def _sketch(sorted_S: Hashes, size: int) -> ShingleSketch:
 def _bins(sorted_S: Hashes) -> Hashes:
     if not len(sorted_S):
         return np.zeros(_NUM_BINS, np.uint64)
-    first_M = np.searchsorted(sorted_S, _BIN_BOUNDS_M)
+    first_M = sorted_S.searchsorted(_BIN_BOUNDS_M)
     first_M[first_M == len(sorted_S)] = 0
     values_M = sorted_S[first_M]
     is_full_M = (values_M >> _BIN_SHIFT) == np.arange(_NUM_BINS, dtype=np.uint64)

@@ -23,7 +23,7 @@ from pivotrl.trajectories.source import Probe, RawRow, RowQuarantined, SourceUni
 from pivotrl.trajectories.streams import COMPRESSION_SUFFIXES, READ_ERRORS, open_stream, read_error_reason
 
 HEAD_BYTES = 64 << 10
-WHOLE_DOCUMENT_BYTES = 32 << 20
+WHOLE_DOCUMENT_BYTES = 64 << 20
 """Arrays in files up to this size (after decompression) are parsed whole with orjson, larger ones streamed with ijson."""
 MAX_ROW_BYTES = 512 << 20
 """One row (a JSONL line, or a document that is one trajectory) beyond this is quarantined: its parsed form would take gigabytes."""

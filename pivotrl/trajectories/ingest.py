@@ -212,7 +212,7 @@ class _Ingester:
         counts.repairs.update(item.repairs)
         counts.secrets.update(item.secrets)
         is_remembered = self._admit(item, mark)
-        encoded = [_encoded_prompt(message) if message.role is Role.SYSTEM else store.encode(message) for message in trajectory.messages]
+        encoded = [_encoded_prompt(message) if message.role is Role.SYSTEM else store.encode_message(message) for message in trajectory.messages]
         part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark if is_remembered else None)
         self._take_candidates(part, trajectory, encoded, counts)
         self._num_kept += 1
@@ -275,7 +275,7 @@ class _Meter:
 
 @functools.lru_cache(maxsize=REMEMBERED_PROMPTS)
 def _encoded_prompt(message: Message) -> bytes:
-    return store.encode(message)
+    return store.encode_message(message)
 
 
 def _require_paths(paths: Sequence[Path]) -> None:

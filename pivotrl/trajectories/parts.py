@@ -1,7 +1,7 @@
 """The work units of ingest on disk: what one unit kept, its fingerprints and its counts, and their merger into the final files.
 
 A unit's files lie in INGEST/.parts; its .json is written last and marks it done, so a killed run redoes at most one unit. Data files are
-uncompressed Arrow streams, read back without a copy. Called by `ingest.py` only.
+uncompressed Arrow streams. Called by `ingest.py` only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pivotrl.types import Candidate, Trajectory
 PARTS = ".parts"
 _RETIRED = ".parts.merged"
 # Of encoded messages: what random access reads at once, and what a later stage holds while it streams.
-_ROW_GROUP_BYTES = 8 << 20
+_ROW_GROUP_BYTES = 2 << 20
 _FINGERPRINT = "fingerprint"
 _PART_SCHEMA = store.TRAJECTORY_SCHEMA.append(pa.field(_FINGERPRINT, pa.binary()))
 
@@ -117,7 +117,8 @@ class _Stream:
         self._schema = schema
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        self._writer.write_batch(pa.RecordBatch.from_pydict(dict(columns), self._schema))
+        arrays = [pa.array(columns[field.name], field.type) for field in self._schema]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
     def close(self) -> None:
         self._writer.close()
@@ -152,5 +153,6 @@ def clean_up(stage_dir: Path) -> None:
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if not path.exists():
         return
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+    # Not mapped: pages of a file of any size would count as memory of the process.
+    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
         yield from reader

@@ -47,14 +47,14 @@ def shingle_hashes(texts: Sequence[bytes]) -> list[Hashes]:
     starts_W, loads = _word_starts(folded), _loads(folded)
     hashes_W = loads[starts_W]
     ends = np.cumsum([len(text) + SHINGLE_BYTES for text in texts])
-    bounds = np.searchsorted(starts_W, ends).tolist()
+    bounds = starts_W.searchsorted(ends).tolist()
     is_sampled_W = _is_sampled(hashes_W)
     for first, last in zip([0, *bounds], bounds, strict=False):
         if last - first <= ALL_WORDS:
             is_sampled_W[first:last] = True
-    sampled_S = np.flatnonzero(is_sampled_W)
+    sampled_S = is_sampled_W.nonzero()[0]
     hashes_S = _shingles(loads, starts_W[sampled_S], hashes_W[sampled_S])
-    return np.split(hashes_S, np.searchsorted(sampled_S, bounds[:-1]))
+    return np.split(hashes_S, sampled_S.searchsorted(bounds[:-1]))
 
 
 def word_hashes(text: bytes) -> Hashes:
@@ -115,7 +115,7 @@ def _long_text_hashes(text: bytes) -> Hashes:
     for block, starts_W in zip(blocks, starts, strict=True):
         loads = _loads(block)
         hashes_W = loads[starts_W]
-        sampled_S = slice(None) if is_short else np.flatnonzero(_is_sampled(hashes_W))
+        sampled_S = slice(None) if is_short else _is_sampled(hashes_W).nonzero()[0]
         hashes.append(_shingles(loads, starts_W[sampled_S], hashes_W[sampled_S]))
     return np.concatenate(hashes)
 
@@ -123,7 +123,7 @@ def _long_text_hashes(text: bytes) -> Hashes:
 def _word_starts(folded: bytes) -> NDArray[np.int64]:
     """Places where a word starts, but for the first byte and the last 32."""
     is_word_N = np.frombuffer(folded, np.uint8) != 0
-    return np.flatnonzero(is_word_N[1:-SHINGLE_BYTES] & ~is_word_N[: -SHINGLE_BYTES - 1]) + 1
+    return (is_word_N[1:-SHINGLE_BYTES] & ~is_word_N[: -SHINGLE_BYTES - 1]).nonzero()[0] + 1
 
 
 def _is_sampled(hashes_W: Hashes) -> NDArray[np.bool_]:

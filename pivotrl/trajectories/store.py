@@ -22,7 +22,7 @@ from pivotrl.types import Action, Candidate, Domain, Message, Origin, Outcome, P
 
 TRAJECTORIES = "trajectories.parquet"
 CANDIDATES = "candidates.parquet"
-_CACHED_ROW_GROUPS = 8
+_CACHED_ROW_GROUPS = 16
 _CACHED_TRAJECTORIES = 32
 
 TRAJECTORY_SCHEMA = pa.schema(
@@ -69,6 +69,22 @@ def encode(records: Any) -> bytes:
         return orjson.dumps(records)
     except TypeError:
         return json.dumps(records, default=_as_plain, separators=(",", ":")).encode()
+
+
+def encode_message(message: Message) -> bytes:
+    """The same bytes as `encode(message)`, faster: as a dict, because orjson is slow on enum fields."""
+    plain = {
+        "role": message.role._value_,
+        "content": message.content,
+        "tool_calls": message.tool_calls,
+        "reasoning": message.reasoning,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "origin": message.origin._value_,
+        "is_error": message.is_error,
+        "parse": message.parse._value_,
+    }
+    return encode(plain)
 
 
 def decode_messages(data: bytes) -> tuple[Message, ...]:

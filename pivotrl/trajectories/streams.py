@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 COMPRESSION_SUFFIXES = frozenset({".gz", ".zst", ".bz2", ".xz"})
 _MAGIC_BYTES = 6
 _GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17
 
 # JSON text rarely shrinks by more than 50; a file that grows by more than this, past a size that does no harm, is a bomb.
 MAX_EXPANSION = 200

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pivotrl.errors import UserError
@@ -163,16 +163,26 @@ class TestNearDuplicates:
         for number in range(300):
             other = mark(text(random.Random(number + 2), 500))
             kept.add(Fingerprint(other.said, other.seen, one.bins_M), group=0)
-        compared = 0
+        compared: list[int] = []
 
-        def count(*_: object) -> bool:
-            nonlocal compared
-            compared += 1
-            return False
+        def count(_: Fingerprint, candidates: list[int]) -> list[int]:
+            compared.extend(candidates)
+            return []
 
-        monkeypatch.setattr(kept, "_is_near", count)
+        monkeypatch.setattr(kept, "_promising", count)
         assert kept.admit(one, group=0)
-        assert compared == 64
+        assert len(compared) == 64
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.integers(0, 2**32), st.sampled_from([8, 100, 129, 900]), st.floats(0.3, 0.95))
+    def test_the_first_look_misses_nothing(self, seed: int, num_words: int, threshold: float) -> None:
+        rng = random.Random(seed)
+        words = text(rng, num_words)
+        one, other = mark(words), mark(changed(words, rng, rng.randrange(1 + num_words // 8)))
+        kept = NearDuplicates(threshold)
+        kept.add(one, group=0)
+        if similarity(one.said, other.said, size=SAID_SKETCH_SIZE) >= threshold:
+            assert kept._promising(other, [0]) == [0]
 
 
 class TestIdSet:

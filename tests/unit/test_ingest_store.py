@@ -41,6 +41,7 @@ TOOLS = st.builds(Tool, TEXT, TEXT, st.dictionaries(st.text(max_size=3), JSON, m
 @given(st.lists(MESSAGES, max_size=3).map(tuple))
 def test_messages_survive(messages: tuple[Message, ...]) -> None:
     assert store.decode_messages(store.encode(messages)) == messages
+    assert [store.encode_message(message) for message in messages] == [store.encode(message) for message in messages]
 
 
 @given(st.lists(TOOLS, max_size=2).map(tuple))
