@@ -59,8 +59,10 @@ def run_all(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
-    prepared = ["world"] if loaded.recipe.world is not None else []
-    if name != "ingest" and isinstance(loaded.recipe.model, ScratchModel | GgufModel):
+    """The stages outside the contract that a stage needs: the world's files, and the model that training starts from."""
+    starts_model = name == "sft" or (name == "profile" and loaded.recipe.sft is None)
+    prepared = ["world"] if loaded.recipe.world is not None and (name == "ingest" or starts_model) else []
+    if starts_model and isinstance(loaded.recipe.model, ScratchModel | GgufModel):
         prepared.append("model")
     return prepared
 
