@@ -24,7 +24,7 @@ MAX_TURNS = 8
 SYSTEM_PROMPT = "Order desk."
 STREETS = ("Oak", "Elm", "Bay", "Hill", "Park", "Lake")
 _FIRST_ORDER, _LAST_ORDER = 10, 99
-_MAX_QUANTITY = 5
+_MAX_QUANTITY = 4
 _LAST_DAY = 9
 # There are millions of tasks; this many of each split can be drawn in seconds.
 _MAX_TASKS = 100_000
@@ -71,7 +71,7 @@ RULES: Mapping[tuple[Want, Status], Plan] = {
     (Want.WHERE, Status.SENT): Plan.TRACK,
     (Want.WHERE, Status.HOME): Plan.ASK_POST,
     (Want.MOVE, Status.NEW): Plan.MOVE,
-    (Want.MOVE, Status.SENT): Plan.TRACK,
+    (Want.MOVE, Status.SENT): Plan.MOVE,
     (Want.MOVE, Status.HOME): Plan.ASK_SHOP,
 }
 """The desk's rules: nothing in the prompt states them, so an agent knows them or does not."""
@@ -164,14 +164,14 @@ def outcome_phrase(task: OrderTask, plan: Plan) -> str:
         Plan.CANCEL: "cancelled",
         Plan.REFUND: "refunded",
         Plan.TRACK: f"day {task.day}",
-        Plan.MOVE: task.address.lower(),
+        Plan.MOVE: "moved",
         Plan.ASK_POST: "post office",
         Plan.ASK_SHOP: "our shop",
     }
     return phrases[plan]
 
 
-_OUTCOMES = re.compile("|".join(("cancelled", "refunded", r"day \d+", *(rf"{street.lower()} \d+" for street in STREETS), "post office", "our shop")))
+_OUTCOMES = re.compile(r"cancelled|refunded|moved|post office|our shop|day \d+")
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ def _draw(want: Want, status: Status, rng: random.Random) -> OrderTask:
     order_id = rng.randint(_FIRST_ORDER, _LAST_ORDER)
     quantity = rng.randint(2, _MAX_QUANTITY)
     pieces = quantity if rng.random() < 0.5 else rng.randint(1, quantity - 1)
-    address = f"{rng.choice(STREETS)} {rng.randint(1, 9)}"
+    address = rng.choice(STREETS)
     day, opening = rng.randint(1, _LAST_DAY), rng.randrange(len(OPENINGS[want]))
-    task_id = f"{want}-{status}-{order_id}-{pieces}of{quantity}-{address.replace(' ', '')}-day{day}-{opening}"
+    task_id = f"{want}-{status}-{order_id}-{pieces}of{quantity}-{address}-day{day}-{opening}"
     return OrderTask(task_id, want, status, order_id, quantity, pieces, address, day, opening)

@@ -20,7 +20,7 @@ type Agent = Callable[[OrderEpisode], Action]
 _LITERAL_FRAC = 0.5
 # Slips at a turn that needs one fact copied (pieces, team) and at a routine turn, as shares of `noise`.
 _COPY_NOISE = 0.5
-_ROUTINE_NOISE = 0.1
+_ROUTINE_NOISE = 0.05
 _LITERAL = {Want.CANCEL: Plan.CANCEL, Want.REFUND: Plan.REFUND, Want.WHERE: Plan.TRACK, Want.MOVE: Plan.MOVE}
 
 
@@ -105,7 +105,7 @@ def _tell(task: OrderTask, plan: Plan, rng: random.Random) -> Action:
         Plan.CANCEL: ("It is cancelled.", "It is cancelled now."),
         Plan.REFUND: ("It is refunded.", "It is refunded now."),
         Plan.TRACK: (f"It comes on day {task.day}.", f"Sorry, it comes on day {task.day}."),
-        Plan.MOVE: (f"It goes to {task.address}.", f"It goes to {task.address} now."),
+        Plan.MOVE: ("It is moved.", "It is moved now."),
         Plan.ASK_POST: ("The post office will call.", "The post office will call you."),
         Plan.ASK_SHOP: ("Our shop will write back.", "Our shop will write back soon."),
     }

@@ -63,7 +63,7 @@ def _sequence(rng: random.Random) -> tuple[str, str]:
 
 
 def _trace(rng: random.Random) -> tuple[str, str]:
-    start, change = rng.randint(3, 6), rng.randint(1, 2)
+    start, change = rng.randint(3, 5), rng.randint(1, 2)
     sign = rng.choice("+-")
     return f"x={start}; x{sign}={change}; x?", str(start + change if sign == "+" else start - change)
 

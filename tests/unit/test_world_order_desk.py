@@ -19,9 +19,9 @@ from pivotrl.worlds.protocol import TaskSplit
 
 VERIFIER = ToolCallVerifier(ToolCallVerifierConfig(type="tool_call", message="similarity", message_similarity=0.7))
 HERMES = action_format("hermes")
-REFUND = OrderTask("t", Want.REFUND, Status.HOME, 47, quantity=3, pieces=2, address="Oak 7", day=4, opening=0)
-MOVE = OrderTask("t", Want.MOVE, Status.NEW, 47, quantity=3, pieces=3, address="Oak 7", day=4, opening=0)
-POST = OrderTask("t", Want.CANCEL, Status.SENT, 47, quantity=3, pieces=3, address="Oak 7", day=4, opening=0)
+REFUND = OrderTask("t", Want.REFUND, Status.HOME, 47, quantity=3, pieces=2, address="Oak", day=4, opening=0)
+MOVE = OrderTask("t", Want.MOVE, Status.NEW, 47, quantity=3, pieces=3, address="Oak", day=4, opening=0)
+POST = OrderTask("t", Want.CANCEL, Status.SENT, 47, quantity=3, pieces=3, address="Oak", day=4, opening=0)
 
 
 def call(name: str, **arguments: object) -> Action:
@@ -61,7 +61,7 @@ def test_the_expert_writes_the_same_thing_in_many_ways() -> None:
     ("task", "expert_call", "same"),
     [
         (REFUND, call("refund", qty=2), call("refund", notify=True, qty=2.0)),
-        (MOVE, call("move", to="Oak 7"), call("move", notify=True, to=" oak  7")),
+        (MOVE, call("move", to="Oak"), call("move", notify=True, to=" oak ")),
         (POST, call("escalate", team="post"), call("escalate", level=1, team="Post")),
     ],
 )
