@@ -9,6 +9,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Tiny models gain nothing from a second thread, and threads that wait for each other cost a busy machine ten times the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
