@@ -7,7 +7,7 @@ from typing import Any
 
 from pivotrl.evaluation.suites import ItemScore
 from pivotrl.identity import derive_seed
-from pivotrl.pivots.statistics import Interval, cluster_bootstrap_interval, paired_difference, wilson_interval
+from pivotrl.pivots.statistics import ClusteredMean, Interval, paired_difference, wilson_interval
 
 
 def suite_row(suite: str, checkpoint: str, items: Sequence[ItemScore], *, run_seed: int) -> dict[str, Any]:
@@ -19,11 +19,19 @@ def suite_row(suite: str, checkpoint: str, items: Sequence[ItemScore], *, run_se
 
 
 def interval(items: Sequence[ItemScore], *, run_seed: int) -> Interval:
-    """Mean score: Wilson where every item is its own cluster and scores are 0 or 1, else a bootstrap over clusters."""
-    values, clusters = [item.score for item in items], [item.cluster for item in items]
-    if len(set(clusters)) == len(clusters) and set(values) <= {0.0, 1.0}:
+    """Mean score: Wilson where every item is its own cluster and scores are 0 or 1, else a bootstrap over clusters.
+
+    Where several items share a cluster and all scores are 0 or all 1, no resample varies: Wilson's over clusters then, never a width of zero.
+    """
+    values = [item.score for item in items]
+    is_share = set(values) <= {0.0, 1.0}
+    if is_share and len({item.cluster for item in items}) == len(items):
         return wilson_interval(round(sum(values)), len(values))
-    return cluster_bootstrap_interval(values, clusters, seed=derive_seed(run_seed, "eval", "interval"))
+    mean = ClusteredMean()
+    for item in items:
+        mean.add(item.cluster, item.score)
+    seed = derive_seed(run_seed, "eval", "interval")
+    return mean.share_interval(seed=seed) if is_share else mean.interval(seed=seed)
 
 
 def difference_row(suite: str, before: Sequence[ItemScore], after: Sequence[ItemScore], *, run_seed: int) -> dict[str, Any]:

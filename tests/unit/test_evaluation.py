@@ -196,3 +196,10 @@ def test_differences_pair_by_item_whatever_the_order() -> None:
 def test_a_suite_without_counted_items_has_no_score_rather_than_zero() -> None:
     row = suite_row("held_out", REFERENCE, [], run_seed=1)
     assert (row["score"], row["n"]) == (None, 0)
+
+
+def test_an_all_zero_score_has_an_honest_interval() -> None:
+    items = [ItemScore(f"task-{task}#{sample}", f"task-{task}", "", 0.0, num_turns=1) for task in range(16) for sample in range(2)]
+    found = interval(items, run_seed=1)
+    assert (found.value, found.low, found.n) == (0.0, 0.0, 32)
+    assert found.high == pytest.approx(wilson_interval(0, 16).high)
