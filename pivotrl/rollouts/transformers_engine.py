@@ -18,6 +18,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging as transformers_logging
 
 from pivotrl.config.schema import TransformersEngineConfig
 from pivotrl.errors import UserError
@@ -64,6 +65,8 @@ class TransformersEngine:
         Raises:
             UserError: for a directory without a readable checkpoint, or a model whose layers keep a recurrent state.
         """
+        # A stage shows its own progress; a second bar for a one-second load would tear it apart.
+        transformers_logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(checkpoint_dir, dtype=getattr(torch, config.dtype), local_files_only=True)
         except (OSError, ValueError) as error:
