@@ -65,11 +65,11 @@ RULES: Mapping[tuple[Want, Status], Plan] = {
     (Want.CANCEL, Status.SENT): Plan.ASK_POST,
     (Want.CANCEL, Status.HOME): Plan.REFUND,
     (Want.REFUND, Status.NEW): Plan.CANCEL,
-    (Want.REFUND, Status.SENT): Plan.ASK_SHOP,
+    (Want.REFUND, Status.SENT): Plan.ASK_POST,
     (Want.REFUND, Status.HOME): Plan.REFUND,
     (Want.WHERE, Status.NEW): Plan.ASK_SHOP,
     (Want.WHERE, Status.SENT): Plan.TRACK,
-    (Want.WHERE, Status.HOME): Plan.ASK_POST,
+    (Want.WHERE, Status.HOME): Plan.ASK_SHOP,
     (Want.MOVE, Status.NEW): Plan.MOVE,
     (Want.MOVE, Status.SENT): Plan.MOVE,
     (Want.MOVE, Status.HOME): Plan.ASK_SHOP,
@@ -77,10 +77,10 @@ RULES: Mapping[tuple[Want, Status], Plan] = {
 """The desk's rules: nothing in the prompt states them, so an agent knows them or does not."""
 
 OPENINGS: Mapping[Want, tuple[str, ...]] = {
-    Want.CANCEL: ("Cancel order {id}.", "Please cancel order {id}.", "Can you cancel order {id}?"),
-    Want.REFUND: ("Refund order {id}.", "Please refund order {id}.", "Can you refund order {id}?"),
-    Want.WHERE: ("Where is order {id}?", "Where is order {id} now?", "Hi, where is order {id}?"),
-    Want.MOVE: ("Move order {id}.", "Please move order {id}.", "Can you move order {id}?"),
+    Want.CANCEL: ("Please cancel order {id}.", "Can you cancel order {id}?", "I want to cancel order {id}."),
+    Want.REFUND: ("Please refund order {id}.", "Can you refund order {id}?", "I want to refund order {id}."),
+    Want.WHERE: ("Please say where order {id} is.", "Can you say where order {id} is?", "I ask where order {id} is."),
+    Want.MOVE: ("Please move order {id}.", "Can you move order {id}?", "I want to move order {id}."),
 }
 
 

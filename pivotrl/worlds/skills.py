@@ -53,7 +53,7 @@ def _format(rng: random.Random) -> tuple[str, str]:
 
 
 def _arithmetic(rng: random.Random) -> tuple[str, str]:
-    a, b = rng.randint(1, 5), rng.randint(1, 5)
+    a, b = rng.randint(1, 4), rng.randint(1, 4)
     return f"{a} + {b} =", str(a + b)
 
 
