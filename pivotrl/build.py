@@ -1,4 +1,4 @@
-"""From a recipe's config to objects: the only place that maps a `type:` to a class, with heavy imports inside the functions.
+"""From a recipe's config to objects: the only place, with build_verifiers.py, that maps a `type:` to a class; heavy imports are inside the functions.
 
 Called by pipeline.py. Nothing here runs a stage.
 """
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import (
-    ExactVerifierConfig,
     HuggingFaceModel,
     OptimizerConfig,
     ScriptedEngineConfig,
-    ToolCallVerifierConfig,
     TransformersEngineConfig,
     VllmEngineConfig,
 )
@@ -72,17 +71,9 @@ def renderer(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Renderer:
     return Renderer.load(checkpoint, loaded.recipe.render, chat_template(loaded, run))
 
 
-def verifier(loaded: LoadedRecipe) -> Verifier:
+def verifier(loaded: LoadedRecipe, run: Path) -> Verifier:
     """The recipe's r_func."""
-    match loaded.recipe.verifier:
-        case ExactVerifierConfig():
-            from pivotrl.verifiers.exact import ExactVerifier
-
-            return ExactVerifier()
-        case ToolCallVerifierConfig() as config:
-            from pivotrl.verifiers.tool_call import ToolCallVerifier
-
-            return ToolCallVerifier(config)
+    return build_verifier(loaded.recipe.verifier, expand=lambda path: loaded.expand(path, run))
 
 
 def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:
@@ -107,7 +98,7 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     from pivotrl.rollouts.local import LocalSampler
 
     render = renderer(loaded, run, checkpoint)
-    return LocalSampler(engine(loaded, run, checkpoint, render=render), render, verifier(loaded), loaded.recipe.sampling, loaded.recipe.seed)
+    return LocalSampler(engine(loaded, run, checkpoint, render=render), render, verifier(loaded, run), loaded.recipe.sampling, loaded.recipe.seed)
 
 
 def trainer(checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, seed: int, with_reference: bool) -> Trainer:

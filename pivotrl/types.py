@@ -69,11 +69,13 @@ class ParseOutcome(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """The three states of a verdict (DESIGN section 5)."""
+    """The three states of a verdict, and the abstention of one verifier of a cascade."""
 
     OK = "ok"
     INVALID = "invalid"
     INFRA = "infra"
+    ABSTAIN = "abstain"
+    """No judgement: the next verifier of a cascade is asked. Only inside a cascade (`verifiers/compose.py`), never in a statistic."""
 
 
 class FinishReason(StrEnum):
@@ -228,7 +230,7 @@ class Verdict:
 
     kind: VerdictKind
     reward: float
-    """In [0, 1]. 0 where the kind is `INVALID`; meaningless (0) where it is `INFRA`."""
+    """In [0, 1]. 0 where the kind is `INVALID`; meaningless (0) where it is `INFRA` or `ABSTAIN`."""
     reason: str
     """A short stable phrase that can be counted, for example ``wrong tool``."""
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -247,6 +249,11 @@ class Verdict:
     def infra(reason: str, **detail: Any) -> Verdict:
         """Not the model's fault. Leaves mean, std, pass rate and profile."""
         return Verdict(VerdictKind.INFRA, 0.0, reason, detail)
+
+    @staticmethod
+    def abstain(reason: str, **detail: Any) -> Verdict:
+        """This verifier cannot judge the action; the cascade asks the next one."""
+        return Verdict(VerdictKind.ABSTAIN, 0.0, reason, detail)
 
 
 @dataclass(frozen=True, slots=True)

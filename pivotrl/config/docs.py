@@ -21,7 +21,7 @@ def config_page() -> str:
     lines = [
         "# Recipe keys",
         "",
-        "Generated from `pivotrl/config/schema.py` by `make docs`. A key without a default must be in the recipe; unknown keys fail.",
+        "Generated from `pivotrl/config/` by `make docs`. A key without a default must be in the recipe; unknown keys fail.",
         "`pivotrl config RECIPE` prints every value of a recipe and where it came from.",
     ]
     for title, model in _sections("", Recipe):
@@ -54,12 +54,16 @@ def metrics_page() -> str:
     return "\n".join(lines + [f"| `{spec.name}` | {spec.meaning} |" for spec in registered()]) + "\n"
 
 
-def _sections(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+def _sections(prefix: str, model: type[BaseModel], above: frozenset[type[BaseModel]] = frozenset()) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Sections in reading order. A form that holds other forms of its own section (a cascade of verifiers) does not list them again."""
     yield prefix, model
     for name, info in model.model_fields.items():
-        for below in section_models(info.annotation):
+        forms = list(section_models(info.annotation))
+        for below in forms:
+            if below in above:
+                continue
             tag = next((str(get_args(below.model_fields[key].annotation)[0]) for key in ("type", "rule") if key in below.model_fields), "")
-            yield from _sections(f"{prefix}.{name}".lstrip(".") + (f" ({tag})" if tag else ""), below)
+            yield from _sections(f"{prefix}.{name}".lstrip(".") + (f" ({tag})" if tag else ""), below, above | set(forms))
 
 
 def _default(info: FieldInfo) -> str:

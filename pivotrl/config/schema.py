@@ -17,6 +17,10 @@ from pivotrl.config.training import KlConfig as KlConfig
 from pivotrl.config.training import OptimizerConfig as OptimizerConfig
 from pivotrl.config.training import SftConfig, TrainConfig
 from pivotrl.config.training import ValidationConfig as ValidationConfig
+from pivotrl.config.verifiers import ComposeVerifierConfig as ComposeVerifierConfig
+from pivotrl.config.verifiers import ExactVerifierConfig as ExactVerifierConfig
+from pivotrl.config.verifiers import ToolCallVerifierConfig as ToolCallVerifierConfig
+from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.types import Domain
 
 
@@ -166,29 +170,6 @@ class SamplingConfig(Section):
     """Generation cap of one action, tokens. A pivot set is specific to it."""
     truncated: Literal["zero", "exclude", "mask"]
     """A sample cut at max_new_tokens: reward 0; out of every statistic; or reward 0 in the statistics with its loss masked (overlong filtering)."""
-
-
-class ExactVerifierConfig(Section):
-    """Eq. 2, strict reward: the action's text equals the expert's (ablation)."""
-
-    type: Literal["exact"]
-
-
-class ToolCallVerifierConfig(Section):
-    """Eq. 6 for conversational tool use: call or message, tool name, arguments by value."""
-
-    type: Literal["tool_call"]
-    message: Literal["similarity", "exact", "any"]
-    """A message where the expert spoke: text similarity, equality, or any message passes (an exploit; say so in the recipe)."""
-    message_similarity: Fraction01 = 0.8
-    """Threshold of the normalised token-set similarity (rapidfuzz) for messages, used with `message: similarity`."""
-    text_similarity: Fraction01 = 0.8
-    """Threshold for free-text argument strings of five words or more; shorter strings compare after case and space folding."""
-    ordered_calls: bool = False
-    """Whether parallel calls must come in the expert's order."""
-
-
-type VerifierConfig = Annotated[ExactVerifierConfig | ToolCallVerifierConfig, Field(discriminator="type")]
 
 
 class ProfileConfig(Section):

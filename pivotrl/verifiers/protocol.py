@@ -1,4 +1,4 @@
-"""What a verifier is: r_func of Eq. 6 as a pure function with three-state verdicts."""
+"""What a verifier is: r_func of Eq. 6 as a pure function with three-state verdicts, or an abstention inside a cascade."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ class Verifier(Protocol):
     """Judges one action against the expert's in a state.
 
     Pure (a judge excepted): same arguments, same verdict; raises nothing for any model output, however hostile. A malformed
-    action is `Verdict.invalid`; a failure that is not the model's is `Verdict.infra`, never reward 0. Stateless, so one
-    instance serves profiling, training and evaluation.
+    action is `Verdict.invalid`; a failure that is not the model's is `Verdict.infra`, never reward 0. A verifier that
+    cannot judge an action (not its kind of turn, judges that disagree) returns `Verdict.abstain`; `compose.py` asks the next one.
+    Stateless, so one instance serves profiling, training and evaluation.
     """
 
     def verify(self, state: State, expert: Action, action: Action) -> Verdict:

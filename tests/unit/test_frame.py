@@ -20,7 +20,7 @@ TIERS = (
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability"},
-    {"build"},
+    {"build", "build_verifiers"},
     {"pipeline"},
     {"cli", "__main__"},
 )

@@ -1,0 +1,41 @@
+"""From the recipe's `verifier` section to an object: the only place that maps a verifier's `type:` to a class, with imports inside the cases.
+
+Called by build.py and by the verbs that take a verifier without a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pivotrl.config.verifiers import ComposeVerifierConfig, ExactVerifierConfig, MemberVerifierConfig, ToolCallVerifierConfig, VerifierConfig
+
+if TYPE_CHECKING:
+    from pivotrl.verifiers.protocol import Verifier
+
+
+def build_verifier(config: VerifierConfig, *, expand: Callable[[str], Path]) -> Verifier:
+    """The verifier that a section describes, as a cascade: it never abstains.
+
+    Args:
+        expand: replaces the placeholders in a path of the section.
+    """
+    from pivotrl.verifiers.compose import ComposeVerifier, Stage
+
+    if isinstance(config, ComposeVerifierConfig):
+        stages = [Stage(_member(stage.verifier, expand), stage.decides, frozenset(stage.undecided_reasons)) for stage in config.stages]
+        return ComposeVerifier(stages, config.undecided)
+    return ComposeVerifier([Stage(_member(config, expand), "both")], "zero")
+
+
+def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Verifier:  # noqa: ARG001 - for verifiers that read files
+    match config:
+        case ExactVerifierConfig():
+            from pivotrl.verifiers.exact import ExactVerifier
+
+            return ExactVerifier()
+        case ToolCallVerifierConfig():
+            from pivotrl.verifiers.tool_call import ToolCallVerifier
+
+            return ToolCallVerifier(config)
