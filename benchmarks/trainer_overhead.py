@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pivotrl.config.schema import OptimizerConfig
+from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.objective.microbatch import LossTerms, MicroBatch
 
@@ -58,7 +58,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         checkpoint_dir = write_model(shape, Path(directory))
         optimizer = OptimizerConfig(lr=1e-4)
-        trainer = Trainer.from_hf(checkpoint_dir, optimizer=optimizer, num_steps=10**6, seed=0, with_reference=False)
+        trainer = Trainer.from_hf(
+            checkpoint_dir, optimizer=optimizer, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=10**6, seed=0, with_reference=False
+        )
         model = LlamaForCausalLM.from_pretrained(checkpoint_dir, dtype=torch.float32, attn_implementation="sdpa")
         adam = torch.optim.AdamW(model.parameters(), lr=optimizer.lr, weight_decay=0.0)
         for name, frac in (("loss on every token", 1.0), ("loss on the last fifth", 0.2)):

@@ -101,11 +101,20 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     return LocalSampler(engine(loaded, run, checkpoint, render=render), render, verifier(loaded, run), loaded.recipe.sampling, loaded.recipe.seed)
 
 
-def trainer(checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, seed: int, with_reference: bool) -> Trainer:
-    """The megatron-core trainer on a checkpoint."""
+def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, with_reference: bool) -> Trainer:
+    """The megatron-core trainer on a checkpoint, laid out as the recipe says."""
     from pivotrl.megatron.trainer import Trainer
 
-    return Trainer.from_hf(checkpoint, optimizer=optimizer, num_steps=num_steps, seed=seed, with_reference=with_reference)
+    recipe = loaded.recipe
+    return Trainer.from_hf(
+        checkpoint,
+        optimizer=optimizer,
+        parallel=recipe.parallel,
+        moe=recipe.moe,
+        num_steps=num_steps,
+        seed=recipe.seed,
+        with_reference=with_reference,
+    )
 
 
 def expand_all(loaded: LoadedRecipe, run: Path, paths: Sequence[str]) -> list[Path]:

@@ -67,6 +67,8 @@ def _sections(prefix: str, model: type[BaseModel], above: frozenset[type[BaseMod
 
 
 def _default(info: FieldInfo) -> str:
+    if isinstance(info.default, BaseModel):
+        return "its defaults"
     return "**required**" if info.is_required() else f"`{info.default}`"
 
 

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pivotrl.config.parallel import MoeConfig as MoeConfig
+from pivotrl.config.parallel import ParallelConfig as ParallelConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 from pivotrl.config.training import ClipConfig as ClipConfig
 from pivotrl.config.training import KlConfig as KlConfig
@@ -299,6 +301,10 @@ class Recipe(Section):
     """Training."""
     eval: EvalConfig
     """Evaluation."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout of the trainer over processes."""
+    moe: MoeConfig = MoeConfig()
+    """Training of mixture-of-experts models."""
 
     @model_validator(mode="after")
     def _scratch_needs_sft(self) -> Recipe:

@@ -9,28 +9,30 @@ import os
 
 import torch.distributed as dist
 
+from pivotrl.config.schema import ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.upstream import PLATFORM, model_parallel_cuda_manual_seed, parallel_state
 
 
-def initialize_parallel(seed: int) -> None:
+def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
     """Joins a process group of this process alone and initialises megatron-core's groups; does nothing the second time.
 
     The rendezvous is an in-memory store, so that any number of runs on one machine never meet on a port. A process group that exists
     already (an in-process engine made it) is used where it has one member.
 
     Args:
+        parallel: the layout; every size is 1.
         seed: seed of upstream's random number tracker (weight initialisation and dropout, neither of which the trainer uses).
 
     Raises:
         UserError: where more than one process was launched.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != 1:
+    if world_size != 1 or parallel != ParallelConfig():
         raise UserError(
-            f"{world_size} processes were launched",
+            f"{world_size} processes were launched for the layout {parallel}",
             rule="the trainer runs as one process",
-            fix="start pivotrl without torchrun",
+            fix="start pivotrl without torchrun and leave out the section `parallel`",
         )
     if not dist.is_initialized():
         dist.init_process_group(PLATFORM.communication_backend, store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from pivotrl.config.schema import OptimizerConfig
+from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.identity import content_id, file_id
 from pivotrl.megatron import checkpoint, hf_weights, upstream
 from pivotrl.megatron.checkpoint import CheckpointRecord
@@ -78,11 +78,23 @@ class Trainer:
         self._steps_done = 0
 
     @classmethod
-    def from_hf(cls, checkpoint_dir: Path, *, optimizer: OptimizerConfig | None, num_steps: int, seed: int, with_reference: bool) -> Trainer:
+    def from_hf(
+        cls,
+        checkpoint_dir: Path,
+        *,
+        optimizer: OptimizerConfig | None,
+        parallel: ParallelConfig,
+        moe: MoeConfig,
+        num_steps: int,
+        seed: int,
+        with_reference: bool,
+    ) -> Trainer:
         """A trainer whose policy has the weights of a Hugging Face checkpoint directory.
 
         Args:
             optimizer: optimizer settings, or None for a trainer that only computes log-probs.
+            parallel: the layout over processes.
+            moe: what happens to experts in training.
             num_steps: steps of the whole run, the end of the learning rate's decay.
             seed: seed of upstream's random number tracker; training itself draws nothing.
             with_reference: keep a second, frozen copy of these weights as pi_0.
@@ -90,7 +102,8 @@ class Trainer:
         Raises:
             UserError: for an unsupported architecture, or tensors that do not fit it.
         """
-        initialize_parallel(seed)
+        del moe
+        initialize_parallel(parallel, seed)
         policy = _load(checkpoint_dir)
         reference = _load(checkpoint_dir).requires_grad_(False) if with_reference else None
         update = None if optimizer is None else _prepare_update(policy, optimizer, num_steps)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fakes.trainer_batches import joined, micro_batches, policy_loss, save_model
 
-from pivotrl.config.schema import OptimizerConfig
+from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import Trainer
@@ -25,7 +25,7 @@ _EXTRA = {"data_position": 12, "ledger": ["a", "b"]}
 def start_trainer(hf_dir: Path) -> Trainer:
     """The trainer of every run in this file."""
     optimizer = OptimizerConfig(lr=3e-3, warmup_steps=2, decay="cosine", weight_decay=0.1)
-    return Trainer.from_hf(hf_dir, optimizer=optimizer, num_steps=6, seed=0, with_reference=True)
+    return Trainer.from_hf(hf_dir, optimizer=optimizer, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=6, seed=0, with_reference=True)
 
 
 def run_steps(trainer: Trainer, *, last: int) -> list[float]:

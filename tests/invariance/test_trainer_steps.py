@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes.trainer_batches import hf_model, joined, micro_batches, policy_loss, reference_logprobs, save_model
 
-from pivotrl.config.schema import OptimizerConfig
+from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import StepResult, Trainer
 from pivotrl.objective.microbatch import LossTerms, MicroBatch
@@ -31,7 +31,9 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trainer(checkpoint_dir: Path, *, optimizer: OptimizerConfig | None = _OPTIMIZER, with_reference: bool = False) -> Trainer:
-    return Trainer.from_hf(checkpoint_dir, optimizer=optimizer, num_steps=8, seed=0, with_reference=with_reference)
+    return Trainer.from_hf(
+        checkpoint_dir, optimizer=optimizer, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=8, seed=0, with_reference=with_reference
+    )
 
 
 def _first_gradient(trainer: Trainer, batches: Sequence[MicroBatch]) -> tuple[StepResult, list[torch.Tensor]]:

@@ -12,7 +12,7 @@ from fakes.objective_steps import train_config
 from fakes.tiny_tokenizer import CHATML, save_checkpoint, tiny_tokenizer
 from fakes.trainer_batches import hf_model
 
-from pivotrl.config.schema import RenderConfig, SamplingConfig, TrainConfig, TransformersEngineConfig
+from pivotrl.config.schema import MoeConfig, ParallelConfig, RenderConfig, SamplingConfig, TrainConfig, TransformersEngineConfig
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rollouts.render import Renderer
@@ -72,7 +72,15 @@ def run(folder: Path, hf_dir: Path, train: TrainConfig, *, trainer_class: type[T
     validation = train.validation and Validation(
         sampler, tasks[3:], train.validation, truncated="mask", max_infra_frac=train.max_infra_frac, seed=SEED
     )
-    trainer = trainer_class.from_hf(hf_dir, optimizer=train.optimizer, num_steps=train.num_steps, seed=SEED, with_reference=train.kl.beta > 0)
+    trainer = trainer_class.from_hf(
+        hf_dir,
+        optimizer=train.optimizer,
+        parallel=ParallelConfig(),
+        moe=MoeConfig(),
+        num_steps=train.num_steps,
+        seed=SEED,
+        with_reference=train.kl.beta > 0,
+    )
     stage = Stage("train", folder, {"stage": "train"}, started_s=0.0)
     folder.mkdir(exist_ok=True)
     run_train(stage, trainer, source, config=train, sampling=SAMPLING, validation=validation)
