@@ -17,7 +17,7 @@ from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.render_template import UnrenderableState
 from pivotrl.trajectories.store import TrajectoryStore
-from pivotrl.types import Candidate, LocalRollout, ParseOutcome, Profile, VerdictKind
+from pivotrl.types import Candidate, LocalRollout, ParseOutcome, Profile, Verdict, VerdictKind
 
 UNRENDERABLE = "unrenderable state: "
 PROMPT_TOO_LONG = "prompt too long"
@@ -78,7 +78,7 @@ class Measurer:
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Measured]:
         """Profiles of one unit, in the order given. Candidates that are quarantined before sampling cost no turn."""
-        prepared = [self._prepare(candidate) for candidate in candidates]
+        prepared = self._prepare(candidates)
         samples = self._sample([one.task for one in prepared if one.quarantine_reason is None])
         return [self._measured(one, samples) for one in prepared]
 
@@ -89,23 +89,24 @@ class Measurer:
             profile = replace(profile, quarantine_reason=prepared.quarantine_reason)
         return Measured(ProfiledCandidate(prepared.candidate, profile), samples, expert_was_infra=prepared.quarantine_reason == INFRA)
 
-    def _prepare(self, candidate: Candidate) -> _Prepared:
-        state = state_of(self._trajectories.get(candidate.trajectory_id), candidate)
-        try:
-            prompt_token_ids, reason = self._renderer.render_prompt(state), None
-        except UnrenderableState as error:
-            prompt_token_ids, reason = (), f"{UNRENDERABLE}{error}"
-        task = LocalTask(candidate.id, prompt_token_ids, state, candidate.expert_action)
-        return _Prepared(candidate, task, reason or self._quarantine_reason(task))
-
-    def _quarantine_reason(self, task: LocalTask) -> str | None:
-        if len(task.prompt_token_ids) > self._settings.max_prompt_tokens:
-            return PROMPT_TOO_LONG
-        verdict = self._sampler.accepts_expert(task)
-        if verdict.kind is VerdictKind.INFRA:
-            return INFRA
-        is_accepted = verdict.kind is VerdictKind.OK and verdict.reward == 1
-        return None if is_accepted else EXPERT_REJECTED + verdict.reason
+    def _prepare(self, candidates: Sequence[Candidate]) -> list[_Prepared]:
+        """The tasks of one unit with the reason of those that are not sampled; the verifier judges all experts in one call."""
+        tasks, reasons = [], list[str | None]()
+        for candidate in candidates:
+            state = state_of(self._trajectories.get(candidate.trajectory_id), candidate)
+            try:
+                prompt_token_ids, reason = self._renderer.render_prompt(state), None
+            except UnrenderableState as error:
+                prompt_token_ids, reason = (), f"{UNRENDERABLE}{error}"
+            is_too_long = len(prompt_token_ids) > self._settings.max_prompt_tokens
+            tasks.append(LocalTask(candidate.id, prompt_token_ids, state, candidate.expert_action))
+            reasons.append(PROMPT_TOO_LONG if is_too_long else reason)
+        fitting = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
+        verdicts = iter(self._sampler.accept_experts(fitting))
+        return [
+            _Prepared(candidate, task, reason or _quarantine_reason(next(verdicts)))
+            for candidate, task, reason in zip(candidates, tasks, reasons, strict=True)
+        ]
 
     def _sample(self, tasks: Sequence[LocalTask]) -> dict[str, tuple[ProfileSample, ...]]:
         """K samples per task; places whose verdict was infra are drawn again with a new seed, `max_resamples` times at most."""
@@ -127,6 +128,13 @@ class Measurer:
     def _sample_of(self, rollout: LocalRollout, attempt: int) -> ProfileSample:
         is_counted = counted(rollout, self._settings.sampling.truncated)
         return ProfileSample(rollout, attempt, rollout.verdict.reward if is_counted else None)
+
+
+def _quarantine_reason(expert_verdict: Verdict) -> str | None:
+    if expert_verdict.kind is VerdictKind.INFRA:
+        return INFRA
+    is_accepted = expert_verdict.kind is VerdictKind.OK and expert_verdict.reward == 1
+    return None if is_accepted else EXPERT_REJECTED + expert_verdict.reason
 
 
 def profile_of(candidate: Candidate, task: LocalTask, samples: Sequence[ProfileSample], *, num_samples: int) -> Profile:

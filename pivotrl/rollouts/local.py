@@ -7,7 +7,7 @@ do to a statistic or to the loss is decided by `counted` and `loss_weight`, the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +16,7 @@ from pivotrl.config.schema import SamplingConfig
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
 from pivotrl.types import Action, Completion, FinishReason, LocalRollout, ParseOutcome, State, Verdict, VerdictKind
-from pivotrl.verifiers.protocol import Verifier
+from pivotrl.verifiers.protocol import Case, Verifier, take_cost, verify_all
 
 if TYPE_CHECKING:
     from pivotrl.rollouts.render import Renderer
@@ -73,31 +73,65 @@ class LocalSampler:
             completions = self.engine.generate(requests)
         except EngineError as error:
             return [self._failed(task, task_seeds, error) for task, task_seeds in zip(tasks, seeds, strict=True)]
-        return [
-            tuple(
-                self._judged(task, index, seed, completion) for index, (seed, completion) in enumerate(zip(task_seeds, task_completions, strict=True))
-            )
-            for task, task_seeds, task_completions in zip(tasks, seeds, completions, strict=True)
-        ]
+        return self._judged(tasks, seeds, completions)
 
     def accepts_expert(self, task: LocalTask) -> Verdict:
-        """The verdict on the expert's own action after the full path, render -> parse -> verify. No engine is involved.
+        """`accept_experts` of one task."""
+        return self.accept_experts([task])[0]
+
+    def accept_experts(self, tasks: Sequence[LocalTask]) -> list[Verdict]:
+        """The verdicts on the experts' own actions after the full path, render -> parse -> verify. No engine is involved.
 
         Anything but OK with reward 1 means that no policy can learn this action in this format under this verifier.
         """
+        expressed = [self._as_expressed(task) for task in tasks]
+        cases = [
+            Case(task.state, task.expert_action, action) for task, action in zip(tasks, expressed, strict=True) if not isinstance(action, Verdict)
+        ]
+        verdicts = iter(verify_all(self._verifier, cases))
+        return [action if isinstance(action, Verdict) else next(verdicts) for action in expressed]
+
+    def take_verifier_cost(self) -> Mapping[str, float]:
+        """What judging cost since the last call, under registered metric names; empty for verifiers that cost nothing."""
+        return take_cost(self._verifier)
+
+    def _as_expressed(self, task: LocalTask) -> Action | Verdict:
+        """The expert's action as the policy would write it and the parser read it, or why it cannot be written."""
         try:
             token_ids = self.renderer.render_action(task.expert_action, task.state.tools)
         except InexpressibleAction as error:
             return Verdict.invalid(f"expert action cannot be written in format {self.renderer.template.action_format.name}: {error}")
-        return self._verifier.verify(task.state, task.expert_action, self.renderer.parse(token_ids, task.state.tools))
+        return self.renderer.parse(token_ids, task.state.tools)
 
-    def _judged(self, task: LocalTask, index: int, seed: int, completion: Completion) -> LocalRollout:
-        action = self.renderer.parse(completion.token_ids, task.state.tools)
-        if completion.finish_reason is FinishReason.LENGTH:
-            verdict = Verdict.invalid(TRUNCATED)
-        else:
-            verdict = self._verifier.verify(task.state, task.expert_action, action)
-        return LocalRollout(task.candidate_id, index, seed, completion, action, verdict)
+    def _judged(
+        self, tasks: Sequence[LocalTask], seeds: Sequence[tuple[int, ...]], completions: Sequence[tuple[Completion, ...]]
+    ) -> list[tuple[LocalRollout, ...]]:
+        """All completions judged in one call of the verifier; one that was cut is not shown to it."""
+        actions = [
+            [self.renderer.parse(completion.token_ids, task.state.tools) for completion in group]
+            for task, group in zip(tasks, completions, strict=True)
+        ]
+        cases = [
+            Case(task.state, task.expert_action, action)
+            for task, group, parsed in zip(tasks, completions, actions, strict=True)
+            for completion, action in zip(group, parsed, strict=True)
+            if completion.finish_reason is not FinishReason.LENGTH
+        ]
+        verdicts = iter(verify_all(self._verifier, cases))
+        return [
+            tuple(
+                LocalRollout(
+                    task.candidate_id,
+                    index,
+                    seed,
+                    completion,
+                    action,
+                    Verdict.invalid(TRUNCATED) if completion.finish_reason is FinishReason.LENGTH else next(verdicts),
+                )
+                for index, (seed, completion, action) in enumerate(zip(task_seeds, group, parsed, strict=True))
+            )
+            for task, task_seeds, group, parsed in zip(tasks, seeds, completions, actions, strict=True)
+        ]
 
     def _failed(self, task: LocalTask, seeds: Sequence[int], error: EngineError) -> tuple[LocalRollout, ...]:
         """Rollouts that hold a seed and a reason but no tokens. STOP, because nothing was cut."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from pivotrl.types import Action, State, Verdict
 
@@ -19,3 +21,42 @@ class Verifier(Protocol):
     def verify(self, state: State, expert: Action, action: Action) -> Verdict:
         """The verdict on `action`, with a short countable reason. Accepts the expert's own action in every state, or the row is quarantined."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One action to be judged: the arguments of `Verifier.verify`."""
+
+    state: State
+    expert: Action
+    action: Action
+
+
+@runtime_checkable
+class BatchVerifier(Verifier, Protocol):
+    """A verifier that waits (for an endpoint, for a subprocess), and so judges many actions at once. Pure verifiers need not be one."""
+
+    def verify_many(self, cases: Sequence[Case]) -> list[Verdict]:
+        """One verdict per case, in order: the ones that `verify` gives, one failure never touching another's verdict."""
+        ...
+
+
+@runtime_checkable
+class MeteredVerifier(Verifier, Protocol):
+    """A verifier whose judgements cost something that a run should state."""
+
+    def take_cost(self) -> Mapping[str, float]:
+        """What was spent since the last call, under registered metric names (`pivotrl/metrics.py`)."""
+        ...
+
+
+def verify_all(verifier: Verifier, cases: Sequence[Case]) -> list[Verdict]:
+    """The verdicts on all cases, in order: at once where the verifier can, else one after the other."""
+    if isinstance(verifier, BatchVerifier):
+        return verifier.verify_many(cases)
+    return [verifier.verify(case.state, case.expert, case.action) for case in cases]
+
+
+def take_cost(verifier: Verifier) -> Mapping[str, float]:
+    """`MeteredVerifier.take_cost`; nothing where judging is free."""
+    return verifier.take_cost() if isinstance(verifier, MeteredVerifier) else {}

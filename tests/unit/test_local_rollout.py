@@ -30,6 +30,7 @@ from pivotrl.types import (
     Verdict,
     VerdictKind,
 )
+from pivotrl.verifiers.protocol import Case
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 RENDERER = CharacterRenderer()
@@ -112,6 +113,45 @@ def test_bugs_of_engine_and_verifier_are_not_infra() -> None:
         sampler_of(RecordingEngine([CALL]), verifier=Broken()).sample([task_of()], num_samples=1, place=("p",))
     with pytest.raises(ZeroDivisionError):
         sampler_of(RecordingEngine([], error=ZeroDivisionError())).sample([task_of()], num_samples=1, place=("p",))
+
+
+class Waiting:
+    """A verifier that judges all at once and charges for it: reward by the device that the call names."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def verify(self, state: State, expert: Action, action: Action) -> Verdict:
+        raise AssertionError("a verifier that waits is asked for many verdicts at once")
+
+    def verify_many(self, cases: Sequence[Case]) -> list[Verdict]:
+        devices = [(case.action.tool_calls[0].arguments_object() or {})["device"] for case in cases]
+        self.batches.append(devices)
+        return [Verdict.ok(float(device) / 10, f"device {device}") for device in devices]
+
+    def take_cost(self) -> dict[str, float]:
+        return {"rollout/reward/mean": float(len(self.batches))}
+
+
+def test_a_verifier_that_waits_gets_all_whole_completions_in_one_call() -> None:
+    texts = [CALL.replace('"7"', f'"{device}"') for device in (1, 2, 3)] + [CALL.replace('"7"', '"' + "4" * 200 + '"')]
+    judge = Waiting()
+    sampler = sampler_of(RecordingEngine(texts), verifier=judge, max_new_tokens=len(CALL) + 1)
+    groups = sampler.sample([task_of("7"), task_of("8")], num_samples=4, place=("p",))
+    assert judge.batches == [["1", "2", "3"] * 2]
+    for group in groups:
+        assert [one.verdict.reward for one in group] == [0.1, 0.2, 0.3, 0.0]
+        assert [one.verdict.reason for one in group] == ["device 1", "device 2", "device 3", "truncated"]
+    assert sampler.take_verifier_cost() == {"rollout/reward/mean": 1.0}
+    assert sampler_of(RecordingEngine(texts)).take_verifier_cost() == {}
+
+
+def test_all_experts_of_a_unit_are_judged_in_one_call() -> None:
+    judge = Waiting()
+    unreadable = task_of("8", expert=Action("", (ToolCall("open_ticket", '{"device": '),), None, ParseOutcome.MALFORMED))
+    verdicts = sampler_of(RecordingEngine([]), verifier=judge).accept_experts([task_of("7"), unreadable, task_of("9")])
+    assert judge.batches == [["7", "7"]]
+    assert [verdict.kind for verdict in verdicts] == [VerdictKind.OK, VerdictKind.INVALID, VerdictKind.OK]
 
 
 def test_the_experts_action_takes_the_full_path() -> None:
