@@ -7,12 +7,13 @@ verifier would not make the one well-formed, nor replace the judgement that the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pivotrl.types import Action, State, Verdict, VerdictKind
-from pivotrl.verifiers.protocol import Verifier
+from pivotrl.verifiers.protocol import Case, Verifier, take_cost, verify_all
 
 UNDECIDED = "undecided"
 """Reason of a verdict on an action that no stage decided."""
@@ -42,10 +43,29 @@ class ComposeVerifier:
         self._stages, self._undecided = tuple(stages), undecided
 
     def verify(self, state: State, expert: Action, action: Action) -> Verdict:
-        passed: list[str] = []
+        return self.verify_many([Case(state, expert, action)])[0]
+
+    def verify_many(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Stage by stage over all cases that are still open, so that a stage which waits overlaps its waiting."""
+        verdicts: dict[int, Verdict] = {}
+        passed: list[list[str]] = [[] for _ in cases]
         for stage in self._stages:
-            verdict = stage.verifier.verify(state, expert, action)
-            if stage.is_decision(verdict):
-                return verdict
-            passed.append(verdict.reason)
-        return Verdict.infra(UNDECIDED, stages=passed) if self._undecided == "infra" else Verdict.ok(0.0, UNDECIDED, stages=passed)
+            still_open = [index for index in range(len(cases)) if index not in verdicts]
+            if not still_open:
+                break
+            for index, verdict in zip(still_open, verify_all(stage.verifier, [cases[index] for index in still_open]), strict=True):
+                if stage.is_decision(verdict):
+                    verdicts[index] = verdict
+                else:
+                    passed[index].append(verdict.reason)
+        return [verdicts.get(index) or self._undecided_verdict(reasons) for index, reasons in enumerate(passed)]
+
+    def take_cost(self) -> Mapping[str, float]:
+        """The sum over the stages."""
+        total: Counter[str] = Counter()
+        for stage in self._stages:
+            total.update(take_cost(stage.verifier))
+        return dict(total)
+
+    def _undecided_verdict(self, reasons: Sequence[str]) -> Verdict:
+        return Verdict.infra(UNDECIDED, stages=reasons) if self._undecided == "infra" else Verdict.ok(0.0, UNDECIDED, stages=reasons)

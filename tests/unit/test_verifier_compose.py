@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.types import Action, ParseOutcome, State, ToolCall, ToolOrigin, Verdict, VerdictKind
 from pivotrl.verifiers.compose import ComposeVerifier, Stage
+from pivotrl.verifiers.exact import ExactVerifier
+from pivotrl.verifiers.protocol import Case, take_cost, verify_all
 
 STATE = State((), (), ToolOrigin.NONE)
 
@@ -49,6 +52,27 @@ def test_what_stands_and_what_goes_on(decides: str, standing: set[str], verdict:
     is_final = verdict.reason in standing
     assert cascade.verify(STATE, _says("a"), _says("b")) is (verdict if is_final else last.verdict)
     assert last.num_asked == (0 if is_final else 1)
+
+
+class Waiting(Fixed):
+    """A verifier that judges many actions at once and states what that cost."""
+
+    def verify_many(self, cases: Sequence[Case]) -> list[Verdict]:
+        self.num_asked += 1
+        return [Verdict.ok(float(len(case.action.content)), "length") for case in cases]
+
+    def take_cost(self) -> Mapping[str, float]:
+        return {"x": 2.0}
+
+
+def test_a_stage_that_waits_gets_all_open_cases_at_once_and_its_cost_comes_out() -> None:
+    first, last = Stage(ExactVerifier(), "accept"), Waiting(ACCEPTED)
+    cascade = ComposeVerifier([first, Stage(last, "both"), Stage(Waiting(ACCEPTED), "both")], "zero")
+    verdicts = verify_all(cascade, [Case(STATE, _says("a"), _says(text)) for text in ("a", "bb", "a", "ccc")])
+    assert [verdict.reason for verdict in verdicts] == ["identical", "length", "identical", "length"]
+    assert [verdict.reward for verdict in verdicts] == [1, 2, 1, 3]
+    assert last.num_asked == 1
+    assert take_cost(cascade) == {"x": 4.0}
 
 
 def test_an_undecided_reason_goes_on_though_the_reward_would_stand() -> None:
