@@ -14,7 +14,7 @@ from typing import Any
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
 from pivotrl.errors import UserError
 from pivotrl.evaluation import suites
-from pivotrl.evaluation.scores import difference_row, suite_row
+from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
 from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
 from pivotrl.progress import progress_bar
 from pivotrl.rollouts.local import LocalSampler, LocalTask
@@ -24,6 +24,7 @@ from pivotrl.worlds.protocol import TaskSplit
 
 SCORES, SAMPLES, UNITS = "scores.json", "samples.jsonl", "units"
 REFERENCE, TRAINED = "reference", "trained"
+_SINGLE_TURNS = "held_out"
 # Conversations of one suite and checkpoint that are kept to be read.
 _NUM_SHOWN = 8
 
@@ -108,7 +109,7 @@ def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, 
     scores = {
         "suites": [suite_row(name, label, scored, run_seed=inputs.run_seed) for (name, label), scored in items.items()],
         "differences": [
-            difference_row(name, items[name, REFERENCE], items[name, TRAINED], run_seed=inputs.run_seed)
+            _difference(name, items[name, REFERENCE], items[name, TRAINED], inputs.run_seed)
             for name in names
             if {REFERENCE, TRAINED} <= inputs.checkpoints.keys()
         ],
@@ -117,6 +118,13 @@ def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, 
     write_jsonl(stage.path / SAMPLES, samples)
     write_json(stage.path / SCORES, scores)
     return scores
+
+
+def _difference(name: str, before: Sequence[ItemScore], after: Sequence[ItemScore], run_seed: int) -> dict[str, Any]:
+    """The paired difference; for single turns also what of it is format and what decision."""
+    row = difference_row(name, before, after, run_seed=run_seed)
+    gain = gain_row(name, before, after, run_seed=run_seed) if name == _SINGLE_TURNS else None
+    return row if gain is None else {**row, "gain": gain}
 
 
 def _unit_path(stage: Stage, suite: str, label: str) -> Path:

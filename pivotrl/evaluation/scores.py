@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pivotrl.evaluation.gains import Attempt, split_gain
 from pivotrl.evaluation.suites import ItemScore
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.statistics import ClusteredMean, Interval, paired_difference, wilson_interval
@@ -47,6 +48,13 @@ def difference_row(suite: str, before: Sequence[ItemScore], after: Sequence[Item
     numbers = found.difference.as_dict()
     row = {"name": suite, "difference": numbers["value"], "low": numbers["low"], "high": numbers["high"], "n": numbers["n"]}
     return {**row, "wins": found.wins, "losses": found.losses, "sign_test_p": found.sign_test_p}
+
+
+def gain_row(suite: str, before: Sequence[ItemScore], after: Sequence[ItemScore], *, run_seed: int) -> dict[str, Any] | None:
+    """`gains.split_gain` of a suite of single actions, JSON-ready; None where the checkpoints share no candidate."""
+    earlier, later = ([Attempt(item.subject, item.cluster, item.score, item.is_well_formed) for item in items] for items in (before, after))
+    gain = split_gain(earlier, later, seed=derive_seed(run_seed, "eval", "gain", suite))
+    return None if gain is None else gain.as_dict()
 
 
 def _interval_row(found: Interval) -> dict[str, Any]:

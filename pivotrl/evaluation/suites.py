@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pivotrl.identity import content_id, derive_seed
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
-from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin
+from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, VerdictKind
 from pivotrl.worlds.protocol import Episode, World, WorldTask
 from pivotrl.worlds.skills import SkillQuestion, draw_questions, is_right
 
@@ -39,6 +39,13 @@ class ItemScore:
     """In [0, 1]."""
     num_turns: int
     """Assistant turns sampled for it, the cost axis."""
+    is_well_formed: bool = True
+    """False where one action was judged and could not be read (an invalid verdict)."""
+
+    @property
+    def subject(self) -> str:
+        """The item without the number of the attempt."""
+        return self.item.rpartition("#")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,8 @@ def held_out(
             if not counted(rollout, truncated):
                 continue
             name = f"{task.candidate_id}#{rollout.sample_index}"
-            items.append(ItemScore(name, trajectory_of[task.candidate_id], "", rollout.verdict.reward, num_turns=1))
+            is_well_formed = rollout.verdict.kind is not VerdictKind.INVALID
+            items.append(ItemScore(name, trajectory_of[task.candidate_id], "", rollout.verdict.reward, 1, is_well_formed))
             if rollout.sample_index == 0 and len(samples) < num_shown:
                 messages = [*task.state.messages, _as_message(rollout.action)]
                 end = {"reason": rollout.verdict.reason, "verdict": rollout.verdict.kind.value}

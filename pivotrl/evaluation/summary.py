@@ -25,7 +25,15 @@ def final_table(run: Path) -> Table:
     rows = {(row["name"], row["checkpoint"]): row for row in scores["suites"]}
     differences = {row["name"]: row for row in scores["differences"]}
     table = Table(
-        "", "before", "after", "change (95 % interval)", "n", title="Result", title_justify="left", caption=_caption(run), caption_justify="left"
+        "",
+        "before",
+        "after",
+        "change (95 % interval)",
+        "n",
+        title="Result",
+        title_justify="left",
+        caption="\n".join([*_gains(differences), _caption(run)]),
+        caption_justify="left",
     )
     for name in sorted(differences, key=_ORDER.index):
         change = differences[name]
@@ -45,6 +53,15 @@ def _caption(run: Path) -> str:
     turns = turns_used(run)
     used = f"Turns used: {sum(turns.values()):,} ({turns['profiling']:,} profiling + {turns['training']:,} training)"
     return f"{used}\nReport: {run / 'report' / 'index.html'}"
+
+
+def _gains(differences: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line per suite of single turns: its change as format and decision."""
+    return [
+        f"{_TITLES[name]}: {row['gain']['format']['value']:+.3f} from readable actions, {row['gain']['decision']['value']:+.3f} from better ones"
+        for name, row in differences.items()
+        if "gain" in row
+    ]
 
 
 def _score(row: Mapping[str, Any]) -> str:

@@ -52,6 +52,19 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """A reward difference on single turns as its two parts."""
+
+    format: Interval
+    """What more (or fewer) readable actions are worth."""
+    decision: Interval
+    """What better (or worse) readable actions are worth."""
+    well_formed_before: float | None
+    well_formed_after: float | None
+    num_one_sided: int
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """Trained minus reference on one suite, paired item by item."""
 
@@ -60,6 +73,8 @@ class Difference:
     wins: int | None
     losses: int | None
     sign_test_p: float | None
+    gain: Gain | None
+    """None for suites of whole episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,16 @@ def _read_differences(scores: Fields) -> Iterable[Difference]:
     for row in scores.children("differences"):
         interval = row.interval("difference")
         if interval is not None:
-            yield Difference(row.text("name") or "unnamed", interval, row.count("wins"), row.count("losses"), row.number("sign_test_p"))
+            counts = row.count("wins"), row.count("losses"), row.number("sign_test_p")
+            yield Difference(row.text("name") or "unnamed", interval, *counts, _read_gain(row.child("gain")))
+
+
+def _read_gain(gain: Fields) -> Gain | None:
+    in_format, in_decision = gain.child("format").interval(), gain.child("decision").interval()
+    if in_format is None or in_decision is None:
+        return None
+    shares = gain.number("well_formed_before"), gain.number("well_formed_after")
+    return Gain(in_format, in_decision, *shares, gain.count("num_one_sided") or 0)
 
 
 def _trajectories_found(audit: Fields) -> int | None:

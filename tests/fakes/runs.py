@@ -149,5 +149,7 @@ def write_whole_run(run: Path) -> None:
     ]
     scores[1]["detail"] = {"calls": {"score": 0.9, "low": 0.8, "high": 0.95, "n": 60}}
     difference = {"name": "held_out", "difference": 0.38, "low": 0.29, "high": 0.46, "n": 120, "wins": 50, "losses": 4, "sign_test_p": 1e-9}
+    parts = {"format": {"value": 0.08, "low": 0.03, "high": 0.12, "n": 30}, "decision": {"value": 0.3, "low": 0.22, "high": 0.39, "n": 30}}
+    difference["gain"] = {**parts, "well_formed_before": 0.875, "well_formed_after": 0.99, "num_one_sided": 2}
     (run / "eval").mkdir()
     write_json(run / "eval" / "scores.json", {"suites": scores, "differences": [difference], "turns": 240})

@@ -13,7 +13,7 @@ from pivotrl.actions.registry import action_format
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, RenderConfig, SkillsSuite, WorldConfig, WorldSuite
 from pivotrl.errors import UserError
 from pivotrl.evaluation.runner import REFERENCE, SCORES, TRAINED, UNITS, EvalInputs, run_eval
-from pivotrl.evaluation.scores import difference_row, interval, suite_row
+from pivotrl.evaluation.scores import difference_row, gain_row, interval, suite_row
 from pivotrl.evaluation.suites import ItemScore
 from pivotrl.evaluation.summary import final_table
 from pivotrl.identity import derive_seed
@@ -126,6 +126,26 @@ def test_held_out_is_clustered_by_trajectory_and_only_the_known_task_scores(benc
     assert row["low"] < row["score"] < row["high"]
 
 
+def test_the_gain_on_single_turns_sums_to_the_difference(bench: Bench, tmp_path: Path) -> None:
+    """Both policies know the same held-out turns and mumble a readable nothing at the others: no gain of either kind."""
+    scores = evaluate(bench, tmp_path)
+    rows = {row["name"]: row for row in scores["differences"]}
+    gain = rows["held_out"]["gain"]
+    assert (gain["format"]["value"], gain["decision"]["value"], rows["held_out"]["difference"]) == (0.0, 0.0, 0.0)
+    assert (gain["well_formed_before"], gain["well_formed_after"], gain["num_candidates"]) == (1.0, 1.0, 8)
+    assert "gain" not in rows["world"]
+    assert "gain" not in rows["skills"]
+
+
+def test_invalid_verdicts_are_the_format_part_of_a_suites_gain() -> None:
+    """By hand: f 1/2 -> 1, d 1 -> 1/2 at one candidate; format 1/2 * 3/4, decision -1/2 * 3/4."""
+    before = [ItemScore("c#0", "t", "", 1.0, 1), ItemScore("c#1", "t", "", 0.0, 1, is_well_formed=False)]
+    after = [ItemScore("c#0", "t", "", 1.0, 1), ItemScore("c#1", "t", "", 0.0, 1)]
+    gain = gain_row("held_out", before, after, run_seed=1)
+    assert gain is not None
+    assert (gain["total"]["value"], gain["format"]["value"], gain["decision"]["value"]) == (0.0, 0.375, -0.375)
+
+
 def test_samples_are_whole_conversations_with_their_end(bench: Bench, tmp_path: Path) -> None:
     evaluate(bench, tmp_path)
     rows = [row for row in read_jsonl(tmp_path / "eval" / "samples.jsonl") if row["suite"] == "world" and row["checkpoint"] == TRAINED]
@@ -157,6 +177,7 @@ def test_the_final_table_shows_before_after_and_cost(bench: Bench, tmp_path: Pat
     cells = [list(column.cells) for column in table.columns]
     assert (cells[1][0], cells[2][0]) == ("0.400", "0.900")
     assert cells[3][0].startswith("+0.500")
+    assert "single turns: +0.000 from readable actions, +0.000 from better ones" in str(table.caption)
     assert "3,744 (3,360 profiling + 384 training)" in str(table.caption)
 
 

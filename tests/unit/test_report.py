@@ -79,6 +79,12 @@ def test_result_shows_both_checkpoints_with_n_interval_and_change(page: Page) ->
         assert figure in page.text["result"]
 
 
+def test_the_change_on_single_turns_is_split_into_format_and_decision(page: Page) -> None:
+    text = page.text["result"]
+    for figure in ("format gain +0.080", "[+0.030, +0.120]", "decision gain +0.300", "[+0.220, +0.390]", "87.5 %", "99.0 %", "At 2 candidates"):
+        assert figure in text
+
+
 def test_funnel_narrows_as_the_run_did(page: Page, whole_run: Path) -> None:
     steps = {step.label: step.count for step in sections.funnel(read_run(whole_run))}
     assert steps == {"Trajectories": 4, "Candidates": 12, "Profiled": 12, "With a usable profile": 11, "Informative": 4, "Pivots": 3}
