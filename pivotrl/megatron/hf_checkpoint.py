@@ -8,22 +8,21 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, LlamaConfig
 
 from pivotrl.config.schema import ScratchModel
 from pivotrl.errors import UserError
 from pivotrl.megatron.directories import atomic_directory
+from pivotrl.megatron.safetensors_shards import INDEX, MAX_SHARD_BYTES, SINGLE, ShardWriter
 from pivotrl.rundir import read_json, write_json
 
 CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 # Everything beside the weights and their config that transformers or vLLM read from a checkpoint directory.
 _COMPANIONS = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
 _INIT_STD = 0.02
@@ -44,23 +43,55 @@ def read_config(checkpoint_dir: Path) -> dict[str, Any]:
     return read_json(checkpoint_dir / CONFIG)
 
 
+class CheckpointTensors:
+    """The tensors of a checkpoint directory by name, read one at a time from its safetensors files; a context manager.
+
+    Raises:
+        UserError: at construction where the directory holds no safetensors, or a file of the index is missing; at reading where a file lacks
+            a tensor that the index promises, or is cut short.
+    """
+
+    def __init__(self, checkpoint_dir: Path) -> None:
+        self.files: Mapping[str, Path] = weight_files(checkpoint_dir)
+        self._opened: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> CheckpointTensors:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, as stored."""
+        file = self.files[name]
+        try:
+            if file not in self._opened:
+                self._opened[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+            return self._opened[file].get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(
+                f"{file} cannot be read at {name}: {error}", rule="weights are read from whole safetensors files", fix="download the checkpoint again"
+            ) from error
+
+
 def weight_files(checkpoint_dir: Path) -> dict[str, Path]:
     """For every tensor of the checkpoint, by name, the safetensors file that holds it.
 
     Raises:
         UserError: where the directory holds no safetensors, or a file of the index is missing.
     """
-    if (checkpoint_dir / _INDEX).is_file():
-        files = {name: checkpoint_dir / file for name, file in read_json(checkpoint_dir / _INDEX)["weight_map"].items()}
-    elif (checkpoint_dir / _SINGLE).is_file():
-        with safe_open(checkpoint_dir / _SINGLE, framework="pt") as tensors:
-            files = dict.fromkeys(tensors.keys(), checkpoint_dir / _SINGLE)
+    if (checkpoint_dir / INDEX).is_file():
+        files = {name: checkpoint_dir / file for name, file in read_json(checkpoint_dir / INDEX)["weight_map"].items()}
+    elif (checkpoint_dir / SINGLE).is_file():
+        with safe_open(checkpoint_dir / SINGLE, framework="pt") as tensors:
+            files = dict.fromkeys(tensors.keys(), checkpoint_dir / SINGLE)
     else:
         files = {}
     absent = sorted({str(file) for file in files.values() if not file.is_file()})
     if not files or absent:
         raise UserError(
-            f"{checkpoint_dir} lacks {absent[0] if absent else f'{_SINGLE} and {_INDEX}'}",
+            f"{checkpoint_dir} lacks {absent[0] if absent else f'{SINGLE} and {INDEX}'}",
             rule="weights are read from safetensors files only",
             fix="convert the checkpoint with transformers' save_pretrained, or download it again",
         )
@@ -73,22 +104,25 @@ def write_checkpoint(
     *,
     companions_dir: Path,
     out_dir: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes a whole checkpoint directory atomically: safetensors (in shards with an index above 5 GB), config.json, tokenizer files.
+    """Writes a whole checkpoint directory atomically: safetensors, config.json, tokenizer files. Holds one shard in memory at a time.
 
     Args:
-        config: content of config.json; its `dtype` becomes that of the tensors.
+        config: content of config.json; its `dtype` becomes the one that most values of the tensors have.
         companions_dir: directory whose tokenizer and generation files are copied.
+        max_shard_bytes: a checkpoint larger than this is cut into files of at most this size, with an index.
+
+    Raises:
+        UserError: where a file cannot be written, for example on a full disk; nothing is left behind then.
     """
-    # Copies, because tensors that share memory (halves of one fused weight) would be dropped as duplicates by the writer.
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    if len(dtypes) != 1:
-        raise ValueError(f"the tensors of one checkpoint have several formats: {sorted(dtypes)}")
     described = {key: value for key, value in config.items() if key != "torch_dtype"}
     with atomic_directory(out_dir) as temporary:
-        save_torch_state_dict(tensors, temporary)
-        write_json(temporary / CONFIG, {**described, "dtype": dtypes.pop()})
+        writer = ShardWriter(temporary, max_shard_bytes)
+        for name, tensor in named_tensors:
+            writer.add(name, tensor)
+        writer.finish()
+        write_json(temporary / CONFIG, {**described, "dtype": writer.main_dtype()})
         for pattern in _COMPANIONS:
             for companion in sorted(companions_dir.glob(pattern)):
                 if companion.is_file():

@@ -102,10 +102,9 @@ class Trainer:
         Raises:
             UserError: for an unsupported architecture, or tensors that do not fit it.
         """
-        del moe
         initialize_parallel(parallel, seed)
-        policy = _load(checkpoint_dir)
-        reference = _load(checkpoint_dir).requires_grad_(False) if with_reference else None
+        policy = _load(checkpoint_dir, parallel, moe)
+        reference = _load(checkpoint_dir, parallel, moe).requires_grad_(False) if with_reference else None
         update = None if optimizer is None else _prepare_update(policy, optimizer, num_steps)
         return cls(checkpoint_dir, policy=policy, reference=reference, update=update)
 
@@ -167,11 +166,11 @@ class Trainer:
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights by Hugging Face name, for an engine; they may share memory with the trainer and change in the next step."""
-        return hf_weights.export_hf(self._policy)
+        return hf_weights.export_hf([self._policy])
 
     def save_hf(self, out_dir: Path) -> None:
         """Writes the policy as a Hugging Face checkpoint directory with the config and tokenizer it started with, whole or not at all."""
-        hf_weights.save_hf(self._policy, source_dir=self._checkpoint_dir, out_dir=out_dir)
+        hf_weights.save_hf([self._policy], source_dir=self._checkpoint_dir, out_dir=out_dir)
 
     def save_checkpoint(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a resumable checkpoint below `path` (one directory per saved step, the newest two kept).
@@ -208,10 +207,10 @@ class Trainer:
         return content_id({file.name: file_id(file) for file in files})
 
 
-def _load(checkpoint_dir: Path) -> GPTModel:
-    model = build_model(read_config(checkpoint_dir))
-    hf_weights.load_hf(model, checkpoint_dir)
-    return model
+def _load(checkpoint_dir: Path, parallel: ParallelConfig, moe: MoeConfig) -> GPTModel:
+    (model,) = build_model(read_config(checkpoint_dir), parallel, moe=moe)
+    hf_weights.load_hf([model], checkpoint_dir)
+    return cast(GPTModel, model)
 
 
 def _prepare_update(policy: GPTModel, config: OptimizerConfig, num_steps: int) -> _Update:

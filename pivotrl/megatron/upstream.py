@@ -16,6 +16,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.models.hybrid.hybrid_model import HybridModel  # noqa: E402
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
@@ -27,6 +28,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
     "GPTModel",
+    "HybridModel",
     "MegatronOptimizer",
     "OptimizerConfig",
     "TransformerConfig",

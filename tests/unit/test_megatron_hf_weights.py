@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from fakes.trainer_batches import VOCAB, hf_model, save_model
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from pivotrl.config.schema import ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.hf_checkpoint import read_config
 from pivotrl.megatron.hf_weights import export_hf, load_hf, save_hf
@@ -24,10 +25,10 @@ _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 
 
 def _load(checkpoint_dir: Path) -> GPTModel:
-    initialize_parallel(seed=0)
-    model = build_model(read_config(checkpoint_dir))
-    load_hf(model, checkpoint_dir)
-    return model
+    initialize_parallel(ParallelConfig(), seed=0)
+    (model,) = build_model(read_config(checkpoint_dir), ParallelConfig())
+    load_hf([model], checkpoint_dir)
+    return cast(GPTModel, model)
 
 
 def _logits(model: GPTModel) -> torch.Tensor:
@@ -46,7 +47,7 @@ def test_logits_equal_transformers_and_weights_return_bit_for_bit(tmp_path: Path
     assert expected.std() > 0.5, "logits of a model that ignores its input would agree too"
     torch.testing.assert_close(_logits(model), expected, atol=1e-5, rtol=0)
     stored = load_file(checkpoint_dir / "model.safetensors")
-    exported = dict(export_hf(model))
+    exported = dict(export_hf([model]))
     assert exported.keys() == stored.keys()
     assert all(torch.equal(exported[name], stored[name]) for name in stored)
 
@@ -65,7 +66,7 @@ def test_bfloat16_shards_load_exactly(tmp_path: Path) -> None:
     hf_model("llama").bfloat16().save_pretrained(tmp_path, max_shard_size="10KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
-    for name, tensor in export_hf(_load(tmp_path)):
+    for name, tensor in export_hf([_load(tmp_path)]):
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, expected[name])
 
@@ -77,7 +78,7 @@ def test_saved_checkpoint_loads_in_transformers_with_its_companions(tmp_path: Pa
     model = _load(checkpoint_dir)
     with torch.no_grad():
         model.embedding.word_embeddings.weight.mul_(1.5)
-    save_hf(model, source_dir=checkpoint_dir, out_dir=tmp_path / "out")
+    save_hf([model], source_dir=checkpoint_dir, out_dir=tmp_path / "out")
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert reloaded.dtype == torch.float32
     with torch.no_grad():
@@ -138,9 +139,9 @@ def test_a_tied_head_that_is_stored_and_derived_frequencies_are_accepted(tmp_pat
 def test_what_is_not_built_is_refused_by_name(tmp_path: Path, family: str, changes: dict[str, Any], words: str) -> None:
     checkpoint_dir = save_model(tmp_path, family)
     config = json.loads((checkpoint_dir / "config.json").read_text()) | changes
-    initialize_parallel(seed=0)
+    initialize_parallel(ParallelConfig(), seed=0)
     with pytest.raises(UserError) as error:
-        build_model(config)
+        build_model(config, ParallelConfig())
     assert words in str(error.value)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from fakes.trainer_batches import hf_model, joined, micro_batches, reference_logprobs, save_model
 
+from pivotrl.config.schema import ParallelConfig
 from pivotrl.megatron import logprobs
 from pivotrl.megatron.hf_checkpoint import read_config
 from pivotrl.megatron.hf_weights import load_hf
@@ -21,11 +23,11 @@ _BATCH = joined(micro_batches(rows=3, tokens=20, action_tokens=5), extra_padding
 
 @pytest.fixture
 def model(tmp_path: Path) -> GPTModel:
-    initialize_parallel(seed=0)
+    initialize_parallel(ParallelConfig(), seed=0)
     checkpoint_dir = save_model(tmp_path)
-    built = build_model(read_config(checkpoint_dir))
-    load_hf(built, checkpoint_dir)
-    return built
+    (built,) = build_model(read_config(checkpoint_dir), ParallelConfig())
+    load_hf([built], checkpoint_dir)
+    return cast(GPTModel, built)
 
 
 def _chosen(temperature: float = 1.0) -> ChosenTokens:
@@ -84,13 +86,13 @@ def test_chunks_change_neither_scores_nor_gradients(model: GPTModel, monkeypatch
 
 
 def test_entropy_carries_no_gradient() -> None:
-    initialize_parallel(seed=0)
+    initialize_parallel(ParallelConfig(), seed=0)
     _, entropies = vocab_parallel_scores(torch.randn(3, 7, requires_grad=True).clone(), torch.tensor([0, 3, 6]))
     assert not entropies.requires_grad
 
 
 def test_extreme_logits_stay_finite() -> None:
-    initialize_parallel(seed=0)
+    initialize_parallel(ParallelConfig(), seed=0)
     logits = torch.tensor([[1e4, -1e4, 0.0], [-3e38, 0.0, 0.0]], requires_grad=True)
     scores, entropies = vocab_parallel_scores(logits.clone(), torch.tensor([0, 2]))
     scores.sum().backward()
