@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pivotrl.config.schema import Recipe
+from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.errors import UserError
 
 RECIPE_FILE = "recipe.yaml"
@@ -84,6 +85,36 @@ def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     known = {key: origins.get(key, DEFAULT) for key in _leaves(recipe.model_dump(mode="json"))}
     known.update({key: origin for key, origin in origins.items() if any(leaf.startswith(f"{key}.") or leaf == key for leaf in known)})
     return LoadedRecipe(recipe, directory, known)
+
+
+def load_verifier(name: str, overrides: Sequence[str] = ()) -> VerifierConfig:
+    """A verifier's section from the words of a command line, for verbs that work without a recipe.
+
+    Args:
+        name: the section's `type`.
+        overrides: words of the form ``message=exact``; values are YAML.
+
+    Raises:
+        UserError: for an unknown name or key, a missing key, or a value outside its rule.
+    """
+    from omegaconf import OmegaConf
+
+    names = sorted(tag for model in section_models(VerifierConfig) for tag in _tags(model))
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        raise UserError(
+            f"--verifier is {name!r}",
+            rule=f"it must be one of {', '.join(names)}",
+            fix=f"did you mean {close[0]!r}?" if close else "use one of these names",
+        )
+    merged: Any = OmegaConf.create({"type": name})
+    for word in overrides:
+        merged = _merge(merged, _override(word, {}))
+    values = _plain(merged)
+    try:
+        return TypeAdapter[VerifierConfig](VerifierConfig).validate_python(values)
+    except ValidationError as error:
+        raise _problem(error, values, source=f"--verifier {name}", section=("verifier",), add="give it after the verifier: {key}=VALUE") from error
 
 
 def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
@@ -175,25 +206,33 @@ def _checked(values: Mapping[str, Any], path: Path) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        # A misspelt key is usually why another one is missing, so it is the one to name.
-        first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        location = [str(part) for part in first["loc"]]
-        key = ".".join(_without_tags(location, values)) or "the recipe"
-        value = "" if first["type"] in ("missing", "extra_forbidden") or not location else f" is {first['input']!r}"
-        if first["type"] == "extra_forbidden":
-            known = _fields_at(location[:-1])
-            close = difflib.get_close_matches(location[-1], known, n=1)
-            fix = f"did you mean {close[0]!r}?" if close else f"known keys there: {', '.join(sorted(known))}"
-            raise UserError(f"{path}: unknown key {key}{more}", rule="every key must be in the schema", fix=fix) from error
-        if first["type"] == "missing":
-            description = _description(location)
-            raise UserError(f"{path}: {key} is missing{more}", rule=f"it has no default: {description}", fix=f"add `{key}:` to the recipe") from error
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(
-            f"{path}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}"
-        ) from error
+        raise _problem(error, values, source=str(path), section=(), add="add `{key}:` to the recipe") from error
+
+
+def _problem(error: ValidationError, values: Mapping[str, Any], *, source: str, section: Sequence[str], add: str) -> UserError:
+    """The first problem of a checked section, in the user's words.
+
+    Args:
+        section: keys from the recipe down to the section that was checked; left out of the names shown.
+        add: how a missing key is given, with ``{key}`` for its name.
+    """
+    problems = error.errors(include_url=False)
+    # A misspelt key is usually why another one is missing, so it is the one to name.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    inside = [str(part) for part in first["loc"]]
+    location = [*section, *inside]
+    key = ".".join(_without_tags(inside, values)) or "the recipe"
+    value = "" if first["type"] in ("missing", "extra_forbidden") or not inside else f" is {first['input']!r}"
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        fix = f"did you mean {close[0]!r}?" if close else f"known keys there: {', '.join(sorted(known))}"
+        return UserError(f"{source}: unknown key {key}{more}", rule="every key must be in the schema", fix=fix)
+    if first["type"] == "missing":
+        return UserError(f"{source}: {key} is missing{more}", rule=f"it has no default: {_description(location)}", fix=add.format(key=key))
+    message = first["msg"].removeprefix("Value error, ")
+    return UserError(f"{source}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}")
 
 
 def _without_tags(location: Sequence[str], values: Any) -> list[str]:

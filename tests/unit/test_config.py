@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pivotrl.config.docs import DOCS, config_page, metrics_page
-from pivotrl.config.load import COMMAND_LINE, DEFAULT, load_recipe
+from pivotrl.config.load import COMMAND_LINE, DEFAULT, load_recipe, load_verifier
 from pivotrl.errors import UserError
 
 RECIPE = """
@@ -153,3 +153,31 @@ def test_a_folder_without_recipe_is_refused(tmp_path: Path) -> None:
 def test_generated_pages_are_current() -> None:
     assert (DOCS / "config.md").read_text() == config_page(), "run `make docs`"
     assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
+
+
+def test_a_verifier_is_read_from_words() -> None:
+    config = load_verifier("tool_call", ["message=exact", "text_similarity=0.5"])
+    assert config.model_dump() == {
+        "type": "tool_call",
+        "message": "exact",
+        "message_similarity": 0.8,
+        "text_similarity": 0.5,
+        "ordered_calls": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("tool_cal", [], ["--verifier is 'tool_cal'", "exact", "did you mean 'tool_call'?"]),
+        ("tool_call", [], ["--verifier tool_call: message is missing", "give it after the verifier: message=VALUE"]),
+        ("tool_call", ["mesage=exact"], ["unknown key mesage", "did you mean 'message'?"]),
+        ("tool_call", ["message=any", "text_similarity=3"], ["text_similarity is 3", "less than or equal to 1", "free-text"]),
+        ("tool_call", ["message"], ["'message' is not an override"]),
+    ],
+)
+def test_errors_of_a_verifier_s_words_name_the_key(name: str, words: list[str], expected: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_verifier(name, words)
+    for part in expected:
+        assert part in str(caught.value)
