@@ -8,6 +8,9 @@ from pydantic import Field
 
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 
+Batching = Literal["padded", "packed", "shared_prefix"]
+"""How the sequences of a micro-batch go through the model (docs/batching.md)."""
+
 
 class OptimizerConfig(Section):
     """Adam on megatron-core's optimizer."""

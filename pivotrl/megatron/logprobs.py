@@ -1,16 +1,16 @@
-"""Log-probabilities and entropies of chosen tokens from a model's hidden states, without logits for the others.
+"""Log-probabilities and entropies of the tokens with loss from a model's hidden states, without logits for the others.
 
 Prompt positions carry no loss, and with a 500-token prompt and a large vocabulary their projection is the largest cost of a step: the
 rows that predict an action token are picked out of the hidden states before the output layer. The projection runs in chunks of rows;
 where there is more than one chunk each is computed again in the backward pass, so no [tokens, vocabulary] tensor outlives its chunk.
-Works on a vocabulary split over tensor parallel ranks. Suffixes: B = sequences, T = padded tokens, S = T as upstream orders it,
-H = hidden size, N = chosen tokens, V = this rank's part of the vocabulary.
+Works on a vocabulary split over tensor parallel ranks, and on any stream of streams.py. Suffixes: B = sequences, T = padded tokens,
+S = tokens of the stream, H = hidden size, N = tokens with loss, V = this rank's part of the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from pivotrl.megatron import upstream
+from pivotrl.megatron.shared_prefix import stream_rotary
+from pivotrl.megatron.streams import StreamLayout, TokenStream, token_stream
 from pivotrl.megatron.upstream import parallel_state
+from pivotrl.objective.microbatch import MicroBatch
 
 # Logits of one chunk: 2**26 float32 values are 256 MiB, 1,365 rows of a 49k vocabulary. Recomputing costs a third of the projection again,
 # so chunks are as large as memory allows rather than as small as possible.
@@ -27,48 +31,66 @@ _CHUNK_VALUES = 2**26
 type _Project = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenTokens:
-    """Which tokens of a micro-batch to score."""
+def token_scores(model: torch.nn.Module, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
+    """One forward pass: [2, B, T] float32, log-probs (with gradient) and entropies (without), zero where the action mask is zero.
 
-    token_ids_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    """Non-zero at the tokens to score; column 0 must be zero, since nothing predicts a first token."""
-    temperature: float
-
-
-def token_scores(model: torch.nn.Module, chosen: ChosenTokens) -> torch.Tensor:
-    """One forward pass: [2, B, T] float32, log-probs (with gradient) and entropies (without), zero where the mask is zero.
-
-    Both are of softmax(logits / temperature); entropies are in nats.
+    Both are of softmax(logits / temperature); entropies are in nats. Every tensor and context parallel rank gets all of them, and each
+    context parallel rank's gradient is that of the tokens it scored: gradients add up over these ranks, and nothing is divided.
 
     Args:
-        model: a GPTModel, bare or wrapped for data parallel training.
+        model: a model chunk, bare or wrapped for data parallel training.
+
+    Returns:
+        The scores on the last pipeline stage; on the others the chunk's hidden states, for the next one.
+
+    Raises:
+        ValueError: where the action mask is set in column 0, which no token predicts.
     """
-    tokens = chosen.token_ids_B_T
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return model(tokens, positions, None, output_processor=_score_hidden_states, output_processor_context=chosen)
+    chunk = upstream.unwrap_model(model)
+    stream = token_stream(batch, stream_layout(chunk.config))
+    hidden_S_B_H = _hidden_states(model, chunk, stream)
+    if not chunk.post_process:
+        return hidden_S_B_H
+    is_split = chunk.config.sequence_parallel
+    if is_split:
+        # The output layer below sums the gradient over tensor parallel ranks itself, so this gather's backward only cuts it.
+        hidden_S_B_H = upstream.gather_from_sequence_parallel_region(hidden_S_B_H, tensor_parallel_output_grad=False)
+    hidden_N_H = hidden_S_B_H.flatten(0, 1).index_select(0, stream.source_N)
+    targets_N = batch.token_ids_B_T[stream.row_N, stream.column_N]
+    weight = chunk.shared_embedding_or_output_weight() if chunk.share_embeddings_and_output_weights else None
+    with _replaced(chunk.output_layer, "sequence_parallel", False):
+        logprobs_N, entropies_N = _score_rows(partial(chunk.output_layer, weight=weight), hidden_N_H, targets_N, temperature)
+    blank_B_T = hidden_S_B_H.new_zeros(batch.action_mask_B_T.shape, dtype=torch.float32)
+    scattered = (blank_B_T.index_put((stream.row_N, stream.column_N), values_N) for values_N in (logprobs_N, entropies_N))
+    scores_2_B_T = torch.stack(tuple(scattered))
+    if chunk.config.context_parallel_size == 1:
+        return scores_2_B_T
+    return upstream.reduce_from_tensor_model_parallel_region(scores_2_B_T, group=parallel_state.get_context_parallel_group())
 
 
-def _score_hidden_states(
-    *,
-    hidden_states: torch.Tensor,
-    output_layer: torch.nn.Module,
-    output_weight: torch.Tensor | None,
-    context: ChosenTokens,
-    **_unused: Any,
-) -> torch.Tensor:
-    """Upstream's output hook (`GPTModel.forward(output_processor=...)`): gets the final hidden states [S, B, H] in place of the projection."""
-    mask_B_T = context.mask_B_T != 0
-    if bool(mask_B_T[:, 0].any()):
-        raise ValueError("the action mask is set in column 0, which no token predicts")
-    batch_N, token_N = mask_B_T.nonzero(as_tuple=True)
-    hidden_N_H = hidden_states[token_N - 1, batch_N]
-    targets_N = context.token_ids_B_T[batch_N, token_N]
-    logprobs_N, entropies_N = _score_rows(partial(output_layer, weight=output_weight), hidden_N_H, targets_N, context.temperature)
-    blank_B_T = hidden_states.new_zeros(mask_B_T.shape, dtype=torch.float32)
-    scattered = (blank_B_T.index_put((batch_N, token_N), values_N) for values_N in (logprobs_N, entropies_N))
-    return torch.stack(tuple(scattered))
+def stream_layout(config: upstream.TransformerConfig) -> StreamLayout:
+    """How the ranks of an initialised layout share a stream."""
+    return StreamLayout(
+        context_parallel_size=config.context_parallel_size,
+        context_parallel_rank=parallel_state.get_context_parallel_rank() if config.context_parallel_size > 1 else 0,
+        sequence_parallel_size=config.tensor_model_parallel_size if config.sequence_parallel else 1,
+    )
+
+
+def _hidden_states(model: torch.nn.Module, chunk: Any, stream: TokenStream) -> torch.Tensor:
+    """The last layer's output [S, B, H]. Upstream's models return it where they are told that the projection is not theirs."""
+    with _replaced(chunk, "post_process", False), stream_rotary(chunk, stream.packing):
+        return model(stream.token_ids_B_S, stream.positions_B_S, None, packed_seq_params=stream.packing)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _score_rows(project: _Project, hidden_N_H: torch.Tensor, targets_N: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

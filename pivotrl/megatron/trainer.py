@@ -30,7 +30,7 @@ from pivotrl.identity import content_id, file_id
 from pivotrl.megatron import checkpoint, hf_weights, upstream
 from pivotrl.megatron.checkpoint import CheckpointRecord
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
-from pivotrl.megatron.logprobs import ChosenTokens, token_scores
+from pivotrl.megatron.logprobs import token_scores
 from pivotrl.megatron.model import build_model
 from pivotrl.megatron.parallel import initialize_parallel
 from pivotrl.megatron.schedule import learning_rate
@@ -127,7 +127,7 @@ class Trainer:
             raise ValueError("this trainer was built with with_reference=False")
 
         def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            return token_scores(model, _chosen(next(batches), temperature)), _collect_logprobs
+            return token_scores(model, next(batches), temperature=temperature), _collect_logprobs
 
         with torch.no_grad():
             return _run_schedule(forward_step, micro_batches, model, forward_only=True, collect_non_loss_data=True)
@@ -268,16 +268,12 @@ def _training_forward_step(
         # The count of tokens that upstream adds up and `_sum_gradients` ignores.
         return terms.loss, torch.zeros((), dtype=torch.int, device=PLATFORM.device), report
 
-    return token_scores(model, _chosen(micro_batch, temperature)), compute_loss
+    return token_scores(model, micro_batch, temperature=temperature), compute_loss
 
 
 def _collect_logprobs(scores_2_B_T: torch.Tensor, *, non_loss_data: bool) -> torch.Tensor:
     assert non_loss_data
     return scores_2_B_T[0]
-
-
-def _chosen(micro_batch: MicroBatch, temperature: float) -> ChosenTokens:
-    return ChosenTokens(micro_batch.token_ids_B_T, micro_batch.action_mask_B_T, temperature)
 
 
 def _on_device(micro_batch: MicroBatch) -> MicroBatch:

@@ -18,9 +18,15 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transfor
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.models.hybrid.hybrid_model import HybridModel  # noqa: E402
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.tensor_parallel.mappings import (  # noqa: E402
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.utils import unwrap_model  # noqa: E402
 
 __all__ = [
     "PLATFORM",
@@ -31,13 +37,17 @@ __all__ = [
     "HybridModel",
     "MegatronOptimizer",
     "OptimizerConfig",
+    "PackedSeqParams",
     "TransformerConfig",
     "dist_checkpointing",
     "filesystem_async",
     "finalize_model_grads",
+    "gather_from_sequence_parallel_region",
     "get_forward_backward_func",
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
+    "reduce_from_tensor_model_parallel_region",
+    "unwrap_model",
 ]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pivotrl.config.training import Batching
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -36,6 +38,12 @@ class MicroBatch:
     """Global denominator for aggregation `action`: actions of the whole step, the same in every micro-batch."""
     num_action_tokens: int
     """Global denominator for aggregation `token`: action tokens of the whole step."""
+    batching: Batching = "padded"
+    """How the rows go through the model; scores and gradients do not depend on it."""
+    group_ids_B: torch.Tensor | None = None
+    """int64 [B], equal for rows that share their prefix; None where no row is in a group."""
+    prefix_lengths_B: torch.Tensor | None = None
+    """int64 [B], tokens of the shared prefix, all before the action; None where no row is in a group."""
 
 
 @dataclass(frozen=True, slots=True)

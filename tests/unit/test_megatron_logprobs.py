@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from pivotrl.config.schema import ParallelConfig
 from pivotrl.megatron import logprobs
 from pivotrl.megatron.hf_checkpoint import read_config
 from pivotrl.megatron.hf_weights import load_hf
-from pivotrl.megatron.logprobs import ChosenTokens, token_scores, vocab_parallel_scores
+from pivotrl.megatron.logprobs import token_scores, vocab_parallel_scores
 from pivotrl.megatron.model import build_model
 from pivotrl.megatron.parallel import initialize_parallel
 from pivotrl.megatron.upstream import GPTModel
@@ -30,13 +31,9 @@ def model(tmp_path: Path) -> GPTModel:
     return cast(GPTModel, built)
 
 
-def _chosen(temperature: float = 1.0) -> ChosenTokens:
-    return ChosenTokens(_BATCH.token_ids_B_T, _BATCH.action_mask_B_T, temperature)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_equal_log_softmax_over_all_positions(model: GPTModel, temperature: float) -> None:
-    scores = token_scores(model, _chosen(temperature)).detach()
+    scores = token_scores(model, _BATCH, temperature=temperature).detach()
     with torch.no_grad():
         (expected,) = reference_logprobs(hf_model("llama"), [_BATCH], temperature=temperature)
         (other,) = reference_logprobs(hf_model("llama"), [_BATCH], temperature=1.2)
@@ -45,7 +42,7 @@ def test_logprobs_equal_log_softmax_over_all_positions(model: GPTModel, temperat
 
 
 def test_entropies_are_those_of_the_tempered_distribution_at_masked_positions_only(model: GPTModel) -> None:
-    entropies = token_scores(model, _chosen(0.7))[1].detach()
+    entropies = token_scores(model, _BATCH, temperature=0.7)[1].detach()
     with torch.no_grad():
         logits = hf_model("llama")(_BATCH.token_ids_B_T).logits / 0.7
     expected = torch.distributions.Categorical(logits=logits[:, :-1]).entropy()
@@ -57,7 +54,7 @@ def test_gradient_equals_that_of_transformers(model: GPTModel) -> None:
     reference = hf_model("llama")
     (expected,) = reference_logprobs(reference, [_BATCH], temperature=0.7)
     (expected * _BATCH.advantages_B[:, None]).sum().backward()
-    (token_scores(model, _chosen(0.7))[0] * _BATCH.advantages_B[:, None]).sum().backward()
+    (token_scores(model, _BATCH, temperature=0.7)[0] * _BATCH.advantages_B[:, None]).sum().backward()
     pairs = {
         "embedding.word_embeddings.weight": "model.embed_tokens.weight",
         "output_layer.weight": "lm_head.weight",
@@ -76,7 +73,7 @@ def test_chunks_change_neither_scores_nor_gradients(model: GPTModel, monkeypatch
     for values in (logprobs._CHUNK_VALUES, 4 * 96):
         monkeypatch.setattr(logprobs, "_CHUNK_VALUES", values)
         model.zero_grad()
-        scores = token_scores(model, _chosen())
+        scores = token_scores(model, _BATCH, temperature=1.0)
         (scores[0] * _BATCH.advantages_B[:, None]).sum().backward()
         results.append((scores.detach(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]))
     (whole, whole_gradients), (chunked, chunked_gradients) = results
@@ -103,10 +100,10 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 def test_an_empty_mask_scores_nothing(model: GPTModel) -> None:
-    scores = token_scores(model, ChosenTokens(_BATCH.token_ids_B_T, torch.zeros_like(_BATCH.action_mask_B_T), 1.0))
+    scores = token_scores(model, replace(_BATCH, action_mask_B_T=torch.zeros_like(_BATCH.action_mask_B_T)), temperature=1.0)
     assert not scores.detach().any()
 
 
 def test_a_mask_on_the_first_token_is_refused(model: GPTModel) -> None:
     with pytest.raises(ValueError, match="column 0"):
-        token_scores(model, ChosenTokens(_BATCH.token_ids_B_T, torch.ones_like(_BATCH.action_mask_B_T), 1.0))
+        token_scores(model, replace(_BATCH, action_mask_B_T=torch.ones_like(_BATCH.action_mask_B_T)), temperature=1.0)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pivotrl.megatron.cpu.torch_proxy import ModulePatch, get_rng_state, set_rng_state
+from pivotrl.megatron.slices import own_positions
 
 _CUDA_TYPE_PREFIX = "torch.cuda."
 _CPU_TYPE_PREFIX = "torch."
@@ -68,8 +69,19 @@ def _patch_clip_grads(module: ModuleType) -> None:
     _expect_cpu_types(module.clip_grad_by_total_norm_fp32)
 
 
+def _patch_rotary(module: ModuleType) -> None:
+    """Upstream moves the numbers of a context parallel rank's slices to the device with `Tensor.cuda`, which no proxy of `torch` reaches."""
+
+    def on_this_rank(embedding: torch.Tensor, sequence_dim: int, cp_group: Any) -> torch.Tensor:
+        length = embedding.shape[sequence_dim]
+        return embedding.index_select(sequence_dim, own_positions([0, length], size=cp_group.size(), rank=cp_group.rank()))
+
+    module.get_pos_emb_on_this_cp_rank = on_this_rank
+
+
 PATCHES: Mapping[str, ModulePatch] = {
     "megatron.core.jit": _patch_jit,
+    "megatron.core.models.common.embeddings.rope_utils": _patch_rotary,
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
     "megatron.core.optimizer.optimizer": _patch_optimizer,
