@@ -1,7 +1,8 @@
 """The `pivotrl` command: `pivotrl VERB RECIPE [--run RUN] [key=value ...]`.
 
 Parses words and prints results; the work is in pipeline.py, imported only when a verb runs, so that `pivotrl --help` is
-quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3.
+quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3;
+`audit` exits 1 where a verifier rejects an expert's action.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 
 from pivotrl.errors import InfraLimitError, UserError
 
+EXIT_DISAGREES = 1
 EXIT_USER = 2
 EXIT_INFRA = 3
 EXIT_INTERRUPTED = 130
@@ -110,6 +112,24 @@ def config(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     from pivotrl import pipeline
 
     pipeline.print_config(pipeline.load(recipe, overrides or []))
+
+
+@app.command()
+def audit(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Ingest directory, run, labelled pairs, or trajectories.", show_default=False)],
+    verifier: Annotated[str, typer.Option(metavar="V", help="Type of the verifier, as in a recipe.", show_default=False)],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings of the verifier, values in YAML.")] = None,
+    against: Annotated[str | None, typer.Option(metavar='"V [key=value]..."', help="A second verifier: what would it judge otherwise?")] = None,
+    labelled: Annotated[Path | None, typer.Option(metavar="FILE", help="Labelled pairs for precision and recall.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; runs/audit-V where not given.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Audit a sample of N turns.")] = None,
+) -> None:
+    """What a verifier accepts: the expert, rewritings that mean the same, corruptions. Exits 1 where it rejects an expert."""
+    from pivotrl.verifier_audit import AuditRequest, run_audit
+
+    request = AuditRequest(data, verifier, overrides or [], against, labelled, limit)
+    if run_audit(request, out or Path("runs") / f"audit-{verifier}"):
+        sys.exit(EXIT_DISAGREES)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ TIERS = (
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability"},
     {"build", "build_verifiers"},
-    {"pipeline"},
+    {"pipeline", "verifier_audit"},
     {"cli", "__main__"},
 )
 TORCH_FREE = ("cli", "config", "types", "metrics", "rundir", "identity", "trajectories", "actions", "verifiers", "pivots")
