@@ -48,8 +48,10 @@ class SftConfig(Section):
     """Longer conversations are cut into windows that end at an assistant turn, or dropped where one turn is longer; counted."""
     optimizer: OptimizerConfig
     """Optimizer settings."""
+    batching: Literal["padded", "packed"] = "padded"
+    """packed: rows without their padding, one after the other. Memory and speed, never the gradient."""
     micro_batch_tokens: PositiveInt
-    """Padded tokens of one forward pass; changes memory, never the gradient."""
+    """Tokens of one forward pass, padding included; changes memory, never the gradient."""
     checkpoint_every: PositiveInt
     """Steps between checkpoints."""
 
@@ -106,8 +108,10 @@ class TrainConfig(Section):
     """Optimizer settings."""
     updates_per_rollout: PositiveInt = 1
     """Optimizer steps per batch of rollouts; 1 is exactly on-policy."""
+    batching: Batching = "padded"
+    """packed: rows without their padding; shared_prefix: a group's prompt once for all its actions. Memory and speed, never the gradient."""
     micro_batch_tokens: PositiveInt
-    """Padded tokens of one forward pass; changes memory, never the gradient."""
+    """Tokens of one forward pass as `batching` lays them out; changes memory, never the gradient."""
     checkpoint_every: PositiveInt
     """Steps between checkpoints."""
     max_infra_frac: Fraction01 = 0.05

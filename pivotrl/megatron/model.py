@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.megatron.families import DENSE_ARCHITECTURES, read_family, rope_arguments
+from pivotrl.megatron.prefix_layers import share_prefixes
 from pivotrl.megatron.upstream import (
     PLATFORM,
     GPTModel,
@@ -47,6 +48,8 @@ def build_model(hf_config: Mapping[str, Any], parallel: ParallelConfig, *, moe: 
     else:
         config = dense_config(hf, parallel)
         chunks = [_dense_chunk(hf, config, stage) for stage in virtual_stages(parallel)]
+    for chunk in chunks:
+        share_prefixes(chunk)
     return [chunk.to(PLATFORM.device) for chunk in chunks]
 
 

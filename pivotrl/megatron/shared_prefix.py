@@ -6,9 +6,10 @@ layers read them. Suffixes: S = tokens of the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,18 +17,41 @@ import torch
 from pivotrl.megatron.upstream import PackedSeqParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Branches:
-    """One group in the stream: positions and lengths in tokens, before context parallelism deals them out.
+    """One group in the stream; positions before context parallelism deals them out.
 
-    >>> Branches(prefix_start=0, prefix_length=3, action_starts=(3, 5), action_lengths=(2, 1)).action_lengths
-    (2, 1)
+    >>> group = Branches.of(prefix_start=0, prefix_length=3, action_starts=[3, 5], action_lengths=[2, 1])
+    >>> group.action_index_G_A.tolist(), group.action_rows.tolist()
+    ([[3, 4], [5, 5]], [3, 4, 5])
     """
 
-    prefix_start: int
-    prefix_length: int
-    action_starts: tuple[int, ...]
-    action_lengths: tuple[int, ...]
+    prefix: slice
+    """Positions of the prefix."""
+    action_index_G_A: torch.Tensor
+    """int64, positions of every action's tokens; padding repeats the action's last."""
+    is_real_G_A: torch.Tensor
+    """bool, false at padding."""
+
+    @classmethod
+    def of(cls, *, prefix_start: int, prefix_length: int, action_starts: Sequence[int], action_lengths: Sequence[int]) -> Branches:
+        """A group from the first position and the number of tokens of its prefix and of each action."""
+        starts_G_1, lengths_G_1 = (torch.tensor(values).unsqueeze(1) for values in (action_starts, action_lengths))
+        steps_A = torch.arange(max(action_lengths))
+        return cls(
+            slice(prefix_start, prefix_start + prefix_length),
+            starts_G_1 + torch.minimum(steps_A, lengths_G_1 - 1),
+            steps_A < lengths_G_1,
+        )
+
+    @cached_property
+    def action_rows(self) -> torch.Tensor:
+        """Positions of all action tokens, action by action."""
+        return self.action_index_G_A[self.is_real_G_A]
+
+    def to(self, device: torch.device) -> Branches:
+        """The same group with its tensors on a device."""
+        return Branches(self.prefix, self.action_index_G_A.to(device), self.is_real_G_A.to(device))
 
 
 @dataclass

@@ -143,7 +143,7 @@ def _packing(segments: _Segments, positions_S: torch.Tensor, device: torch.devic
     fields = {"cu_seqlens_q": starts, "cu_seqlens_kv": starts, "max_seqlen_q": longest, "max_seqlen_kv": longest, "total_tokens": segments.total}
     if not segments.branches:
         return PackedSeqParams(qkv_format="thd", **fields)
-    return SharedPrefixParams(qkv_format="sbhd", **fields, positions_S=positions_S, branches=segments.branches)
+    return SharedPrefixParams(qkv_format="sbhd", **fields, positions_S=positions_S, branches=tuple(group.to(device) for group in segments.branches))
 
 
 def _segments(batch: MicroBatch, layout: StreamLayout) -> _Segments:
@@ -162,7 +162,8 @@ def _segments(batch: MicroBatch, layout: StreamLayout) -> _Segments:
         place_B_T[rows[1:], :prefix] = place_B_T[rows[0], :prefix]
         action_starts = [append(row, prefix, lengths[row]) for row in rows]
         if prefix:
-            branches.append(Branches(prefix_start, prefix, tuple(action_starts), tuple(lengths[row] - prefix for row in rows)))
+            action_lengths = [lengths[row] - prefix for row in rows]
+            branches.append(Branches.of(prefix_start=prefix_start, prefix_length=prefix, action_starts=action_starts, action_lengths=action_lengths))
     starts[-1] = _round_up(starts[-1], layout.total_multiple)
     return _Segments(place_B_T, starts, tuple(branches))
 
@@ -181,6 +182,8 @@ def _groups(batch: MicroBatch) -> list[tuple[int, list[int]]]:
     for rows in groups.values():
         if {prefixes[row] for row in rows} != {prefixes[rows[0]]}:
             raise ValueError("rows of one group have prefixes of different lengths")
+        if prefixes[rows[0]] == 0:
+            raise ValueError("a group without a prefix has nothing to share")
         if bool(batch.action_mask_B_T[rows, : prefixes[rows[0]]].any()):
             raise ValueError("a shared prefix carries loss; it would count once and not once per row")
     return [(prefixes[rows[0]], rows) for rows in groups.values()]

@@ -14,13 +14,18 @@ from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing.core import CheckpointingException  # noqa: E402
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
+from megatron.core.extensions.transformer_engine import TEDotProductAttention  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.models.hybrid.hybrid_model import HybridModel  # noqa: E402
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.ssm import mamba_mixer  # noqa: E402
+from megatron.core.ssm.mamba_mixer import MambaMixer  # noqa: E402
 from megatron.core.tensor_parallel.mappings import (  # noqa: E402
+    all_to_all_hp2sp,
+    all_to_all_sp2hp,
     gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
@@ -35,10 +40,14 @@ __all__ = [
     "DistributedDataParallelConfig",
     "GPTModel",
     "HybridModel",
+    "MambaMixer",
     "MegatronOptimizer",
     "OptimizerConfig",
     "PackedSeqParams",
+    "TEDotProductAttention",
     "TransformerConfig",
+    "all_to_all_hp2sp",
+    "all_to_all_sp2hp",
     "dist_checkpointing",
     "filesystem_async",
     "finalize_model_grads",
@@ -46,6 +55,7 @@ __all__ = [
     "get_forward_backward_func",
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
+    "mamba_mixer",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
     "reduce_from_tensor_model_parallel_region",

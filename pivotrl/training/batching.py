@@ -1,7 +1,8 @@
-"""From the samples of one optimizer step to padded micro-batches, with the denominators fixed before the first forward.
+"""From the samples of one optimizer step to micro-batches, with the denominators fixed before the first forward.
 
-Pure and deterministic; called by training/sources.py. Micro-batch size changes memory and speed, never the gradient: the
-denominators are counted over the whole step, skipped samples included. Suffixes: B = sequences, T = padded tokens.
+Pure and deterministic; called by training/sources.py. Which samples share a micro-batch, and how they go through the model there
+(`batching`), changes memory and speed, never the gradient: the denominators are counted over the whole step, skipped samples included.
+Suffixes: B = sequences, T = padded tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pivotrl.config.training import Batching
 from pivotrl.objective.microbatch import MicroBatch
 from pivotrl.types import Demonstration, TrainBatch, TrainSample
 
@@ -49,10 +51,15 @@ def samples_to_forward(batch: TrainBatch, *, skip_zero_variance: bool) -> list[T
     return kept or [min(batch.samples, key=_num_tokens)]
 
 
-def train_micro_batches(batch: TrainBatch, *, micro_batch_tokens: int, skip_zero_variance: bool) -> list[MicroBatch]:
-    """Micro-batches of prompt + completion, of at most `micro_batch_tokens` padded tokens unless one sequence alone is longer.
+def train_micro_batches(batch: TrainBatch, *, batching: Batching, micro_batch_tokens: int, skip_zero_variance: bool) -> list[MicroBatch]:
+    """Micro-batches of prompt + completion of at most `micro_batch_tokens` tokens unless one sequence alone is longer.
 
-    Old and reference log-probs are None; the loop attaches them where the recipe asks for them.
+    The tokens are those that go through the model: with their padding where `padded`, a group's prompt once where `shared_prefix`; a group
+    too long for one micro-batch is then split, its prompt in each part. Old and reference log-probs are None; the loop attaches them
+    where the recipe asks for them.
+
+    Raises:
+        ValueError: where prompts are to be shared and two samples of a group have different ones.
     """
     samples = samples_to_forward(batch, skip_zero_variance=skip_zero_variance)
     rows = [
@@ -62,13 +69,16 @@ def train_micro_batches(batch: TrainBatch, *, micro_batch_tokens: int, skip_zero
             advantage=s.advantage,
             loss_weight=s.loss_weight,
             behavior_logprobs=s.behavior_logprobs_T,
+            group_id=s.group_id,
+            prefix_length=len(s.prompt_token_ids),
         )
         for s in samples
     ]
-    return _micro_batches(rows, micro_batch_tokens, batch.num_actions, batch.num_action_tokens)
+    parts = _split(rows, micro_batch_tokens, batching)
+    return [_pad(part, batching, num_actions=batch.num_actions, num_action_tokens=batch.num_action_tokens) for part in parts]
 
 
-def demonstration_micro_batches(demonstrations: Sequence[Demonstration], *, micro_batch_tokens: int) -> list[MicroBatch]:
+def demonstration_micro_batches(demonstrations: Sequence[Demonstration], *, batching: Batching, micro_batch_tokens: int) -> list[MicroBatch]:
     """Micro-batches of expert sequences; `num_actions` is their number.
 
     Raises:
@@ -78,7 +88,8 @@ def demonstration_micro_batches(demonstrations: Sequence[Demonstration], *, micr
     if num_tokens == 0:
         raise ValueError("no token of the step's demonstrations carries loss")
     rows = [_Row(d.token_ids, d.loss_mask, 0.0, 1.0, None) for d in demonstrations]
-    return _micro_batches(rows, micro_batch_tokens, len(demonstrations), num_tokens)
+    parts = _split(rows, micro_batch_tokens, batching)
+    return [_pad(part, batching, num_actions=len(demonstrations), num_action_tokens=num_tokens) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +99,75 @@ class _Row:
     advantage: float
     loss_weight: float
     behavior_logprobs: tuple[float, ...] | None
+    group_id: str | None = None
+    prefix_length: int = 0
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.token_ids[: self.prefix_length]
 
 
 def _num_tokens(sample: TrainSample) -> int:
     return len(sample.prompt_token_ids) + len(sample.completion_token_ids)
 
 
-def _micro_batches(rows: Sequence[_Row], micro_batch_tokens: int, num_actions: int, num_action_tokens: int) -> list[MicroBatch]:
-    # Longest first: padding is small, and a step that does not fit into memory fails at its first forward. The sort is stable.
-    ordered = sorted(rows, key=lambda row: -len(row.token_ids))
+def _split(rows: Sequence[_Row], micro_batch_tokens: int, batching: Batching) -> list[list[_Row]]:
+    """The rows of every micro-batch. Longest first: a step that does not fit into memory fails at its first forward. Sorts are stable."""
+    if batching == "packed":
+        return _first_fit([[row] for row in rows], micro_batch_tokens)
+    if batching == "shared_prefix":
+        return _first_fit(_shared(rows, micro_batch_tokens), micro_batch_tokens)
     parts: list[list[_Row]] = []
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: -len(row.token_ids)):
         if parts and len(parts[-1][0].token_ids) * (len(parts[-1]) + 1) <= micro_batch_tokens:
             parts[-1].append(row)
         else:
             parts.append([row])
-    return [_pad(part, num_actions, num_action_tokens) for part in parts]
+    return parts
 
 
-def _pad(rows: Sequence[_Row], num_actions: int, num_action_tokens: int) -> MicroBatch:
-    shape = (len(rows), len(rows[0].token_ids))
+def _stream_tokens(rows: Sequence[_Row]) -> int:
+    """Tokens of rows that share one prefix, which counts once."""
+    return rows[0].prefix_length + sum(len(row.token_ids) - row.prefix_length for row in rows)
+
+
+def _shared(rows: Sequence[_Row], micro_batch_tokens: int) -> list[list[_Row]]:
+    """Groups, in parts where one is longer than a micro-batch."""
+    groups: dict[str | None, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+    parts: list[list[_Row]] = []
+    for group_id, members in groups.items():
+        if any(row.prefix != members[0].prefix for row in members):
+            raise ValueError(f"two samples of group {group_id} have different prompts")
+        part: list[_Row] = []
+        for row in members:
+            if part and _stream_tokens([*part, row]) > micro_batch_tokens:
+                parts.append(part)
+                part = []
+            part.append(row)
+        parts.append(part)
+    return parts
+
+
+def _first_fit(units: Sequence[list[_Row]], micro_batch_tokens: int) -> list[list[_Row]]:
+    """First-fit decreasing: every unit, longest first, into the first micro-batch with room for it (at most 11/9 of the fewest possible)."""
+    bins: list[list[_Row]] = []
+    room: list[int] = []
+    for unit in sorted(units, key=lambda unit: -_stream_tokens(unit)):
+        tokens = _stream_tokens(unit)
+        index = next((i for i, left in enumerate(room) if left >= tokens), None)
+        if index is None:
+            bins.append(list(unit))
+            room.append(micro_batch_tokens - tokens)
+        else:
+            bins[index].extend(unit)
+            room[index] -= tokens
+    return bins
+
+
+def _pad(rows: Sequence[_Row], batching: Batching, *, num_actions: int, num_action_tokens: int) -> MicroBatch:
+    shape = (len(rows), max(len(row.token_ids) for row in rows))
     token_ids_B_T = torch.full(shape, PAD_TOKEN_ID, dtype=torch.int64)
     action_mask_B_T = torch.zeros(shape, dtype=torch.float32)
     behavior_B_T = torch.zeros(shape, dtype=torch.float32)
@@ -117,6 +177,8 @@ def _pad(rows: Sequence[_Row], num_actions: int, num_action_tokens: int) -> Micr
         if row.behavior_logprobs is not None:
             start = len(row.token_ids) - len(row.behavior_logprobs)
             behavior_B_T[i, start : len(row.token_ids)] = torch.tensor(row.behavior_logprobs, dtype=torch.float32)
+    numbers = {group_id: number for number, group_id in enumerate(dict.fromkeys(row.group_id for row in rows))}
+    is_grouped = None not in numbers
     return MicroBatch(
         token_ids_B_T=token_ids_B_T,
         lengths_B=torch.tensor([len(row.token_ids) for row in rows]),
@@ -128,4 +190,7 @@ def _pad(rows: Sequence[_Row], num_actions: int, num_action_tokens: int) -> Micr
         reference_logprobs_B_T=None,
         num_actions=num_actions,
         num_action_tokens=num_action_tokens,
+        batching=batching,
+        group_ids_B=torch.tensor([numbers[row.group_id] for row in rows]) if is_grouped else None,
+        prefix_lengths_B=torch.tensor([row.prefix_length for row in rows]) if is_grouped else None,
     )

@@ -76,7 +76,10 @@ class PivotSource:
         batch = train_batch(train_samples(groups, self._truncated))
         return StepData(
             micro_batches=train_micro_batches(
-                batch, micro_batch_tokens=self._config.micro_batch_tokens, skip_zero_variance=self._config.kl.beta == 0
+                batch,
+                batching=self._config.batching,
+                micro_batch_tokens=self._config.micro_batch_tokens,
+                skip_zero_variance=self._config.kl.beta == 0,
             ),
             metrics={**rollout_metrics(groups, step=step), "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size},
             rollout_rows=[
@@ -120,7 +123,9 @@ class DemonstrationSource:
     def batch(self, step: int) -> StepData:
         """The demonstrations of one step."""
         indices = self._order.items(step)
-        micro_batches = demonstration_micro_batches([self._demonstrations[i] for i in indices], micro_batch_tokens=self._config.micro_batch_tokens)
+        micro_batches = demonstration_micro_batches(
+            [self._demonstrations[i] for i in indices], batching=self._config.batching, micro_batch_tokens=self._config.micro_batch_tokens
+        )
         return StepData(micro_batches, {}, [], [{"step": step, "epoch": self._order.epoch(step), "demonstrations": indices}])
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pivotrl.config.training import Batching
+from pivotrl.objective.microbatch import MicroBatch
 from pivotrl.training.batching import demonstration_micro_batches, samples_to_forward, train_batch, train_micro_batches
 from pivotrl.types import Demonstration, TrainSample
 
@@ -24,15 +26,42 @@ samples = st.lists(
 )
 
 
-@given(samples=samples, micro_batch_tokens=st.integers(1, 80), skip=st.booleans())
-def test_every_kept_token_once_under_one_denominator(samples: list[TrainSample], micro_batch_tokens: int, skip: bool) -> None:
+def with_one_prompt_per_group(samples: list[TrainSample]) -> list[TrainSample]:
+    prompts = {one.group_id: one.prompt_token_ids for one in samples}
+    return [dataclasses.replace(one, prompt_token_ids=prompts[one.group_id]) for one in samples]
+
+
+def stream_length(one: MicroBatch) -> int:
+    """Tokens that go through the model, counted from the rows themselves."""
+    rows, width = one.token_ids_B_T.shape
+    if one.batching == "padded":
+        return rows * width
+    prompts: dict[object, int] = {}
+    tokens = 0
+    for i, length in enumerate(one.lengths_B.tolist()):
+        assert one.group_ids_B is not None
+        prompt = int(one.action_mask_B_T[i].nonzero()[0])
+        prompts[one.group_ids_B[i].item() if one.batching == "shared_prefix" else i] = prompt
+        tokens += length - prompt
+    return tokens + sum(prompts.values())
+
+
+@given(
+    samples=samples.map(with_one_prompt_per_group),
+    micro_batch_tokens=st.integers(1, 80),
+    skip=st.booleans(),
+    batching=st.sampled_from(["padded", "packed", "shared_prefix"]),
+)
+def test_every_kept_token_once_under_one_denominator(samples: list[TrainSample], micro_batch_tokens: int, skip: bool, batching: Batching) -> None:
     batch = train_batch(samples)
     kept = samples_to_forward(batch, skip_zero_variance=skip)
-    micro_batches = train_micro_batches(batch, micro_batch_tokens=micro_batch_tokens, skip_zero_variance=skip)
+    micro_batches = train_micro_batches(batch, batching=batching, micro_batch_tokens=micro_batch_tokens, skip_zero_variance=skip)
     seen = []
     for one in micro_batches:
-        rows, width = one.token_ids_B_T.shape
-        assert rows == 1 or rows * width <= micro_batch_tokens
+        assert one.batching == batching
+        assert len(one.lengths_B) == 1 or stream_length(one) <= micro_batch_tokens
+        assert one.prefix_lengths_B is not None
+        assert one.prefix_lengths_B.tolist() == [int(mask.nonzero()[0]) for mask in one.action_mask_B_T]
         assert (one.num_actions, one.num_action_tokens) == (len(samples), sum(len(s.completion_token_ids) for s in samples))
         assert one.behavior_logprobs_B_T is not None
         for i, length in enumerate(one.lengths_B.tolist()):
@@ -51,7 +80,7 @@ def test_the_end_of_turn_token_carries_loss_and_the_prompt_does_not() -> None:
     """Also where the end-of-turn token's id is the padding id and occurs inside the prompt: masks come from spans."""
     one = TrainSample("g", (5, 0, 6), (7, 0), 1.0, (-1.0, -2.0))
     longer = TrainSample("g", (5, 0, 6, 9), (7, 7, 7, 0), 1.0, (-1.0,) * 4)
-    (batch,) = train_micro_batches(train_batch([one, longer]), micro_batch_tokens=100, skip_zero_variance=True)
+    (batch,) = train_micro_batches(train_batch([one, longer]), batching="padded", micro_batch_tokens=100, skip_zero_variance=True)
     assert batch.action_mask_B_T[1].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
     assert batch.behavior_logprobs_B_T is not None
     assert batch.behavior_logprobs_B_T[1].tolist() == [0, 0, 0, -1, -2, 0, 0, 0]
@@ -83,19 +112,41 @@ def test_groups_with_equal_prompts_stay_apart() -> None:
 
 def test_longest_first_and_deterministic() -> None:
     batch = train_batch([sample("a", 1, n) for n in (2, 9, 4, 9, 1)])
-    first, second = (train_micro_batches(batch, micro_batch_tokens=20, skip_zero_variance=True) for _ in range(2))
+    first, second = (train_micro_batches(batch, batching="padded", micro_batch_tokens=20, skip_zero_variance=True) for _ in range(2))
     assert [tuple(one.token_ids_B_T.shape) for one in first] == [(2, 10), (3, 5)]
     assert all(torch.equal(a.token_ids_B_T, b.token_ids_B_T) for a, b in zip(first, second, strict=True))
 
 
+def test_packing_fills_earlier_micro_batches_first() -> None:
+    """Lengths 9, 7, 5, 4, 3 into 12: first-fit decreasing gives {9, 3}, {7, 5}, {4}; filling one after the other would take four."""
+    batch = train_batch([sample(str(n), 1, n - 1) for n in (5, 9, 3, 7, 4)])
+    parts = train_micro_batches(batch, batching="packed", micro_batch_tokens=12, skip_zero_variance=True)
+    assert [part.lengths_B.tolist() for part in parts] == [[9, 3], [7, 5], [4]]
+
+
+def test_a_group_longer_than_a_micro_batch_is_split_with_its_prompt_in_each_part() -> None:
+    batch = train_batch([sample("a", 6, n) for n in (2, 2, 3, 1)] + [sample("b", 2, 1)])
+    parts = train_micro_batches(batch, batching="shared_prefix", micro_batch_tokens=11, skip_zero_variance=True)
+    assert [part.lengths_B.tolist() for part in parts] == [[8, 8], [9, 7], [3]]
+    assert [part.group_ids_B.tolist() for part in parts if part.group_ids_B is not None] == [[0, 0], [0, 0], [0]]
+    assert [part.prefix_lengths_B.tolist() for part in parts if part.prefix_lengths_B is not None] == [[6, 6], [6, 6], [2]]
+
+
+def test_prompts_of_one_group_must_be_equal_to_be_shared() -> None:
+    batch = train_batch([sample("a", 3, 2), dataclasses.replace(sample("a", 3, 2), prompt_token_ids=(2, 9, 4))])
+    assert len(train_micro_batches(batch, batching="packed", micro_batch_tokens=50, skip_zero_variance=True)) == 1
+    with pytest.raises(ValueError, match="group a have different prompts"):
+        train_micro_batches(batch, batching="shared_prefix", micro_batch_tokens=50, skip_zero_variance=True)
+
+
 def test_demonstrations_count_only_loss_tokens() -> None:
     shown = [Demonstration((5, 6, 7, 8), (0, 1, 0, 1)), Demonstration((5, 6), (0, 1))]
-    (batch,) = demonstration_micro_batches(shown, micro_batch_tokens=8)
+    (batch,) = demonstration_micro_batches(shown, batching="padded", micro_batch_tokens=8)
     assert (batch.num_actions, batch.num_action_tokens) == (2, 3)
     assert batch.action_mask_B_T.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
     assert batch.behavior_logprobs_B_T is None
     with pytest.raises(ValueError, match="no token"):
-        demonstration_micro_batches([Demonstration((5, 6), (0, 0))], micro_batch_tokens=8)
+        demonstration_micro_batches([Demonstration((5, 6), (0, 0))], batching="padded", micro_batch_tokens=8)
 
 
 def test_impossible_samples_are_refused() -> None:

@@ -67,8 +67,10 @@ def test_a_shared_prefix_is_there_once_and_actions_go_on_from_it() -> None:
     assert stream.positions_B_S.tolist() == [[0, 1, 2, 3, 4, 3, 0, 1, 2]]
     assert isinstance(stream.packing, SharedPrefixParams)
     first, second = stream.packing.branches
-    assert (first.prefix_start, first.prefix_length, first.action_starts, first.action_lengths) == (0, 3, (3, 5), (2, 1))
-    assert (second.prefix_start, second.prefix_length, second.action_starts, second.action_lengths) == (6, 2, (8,), (1,))
+    assert (first.prefix, second.prefix) == (slice(0, 3), slice(6, 8))
+    assert first.action_index_G_A.tolist() == [[3, 4], [5, 5]]
+    assert first.is_real_G_A.tolist() == [[True, True], [True, False]]
+    assert second.action_rows.tolist() == [8]
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed", "shared_prefix"])

@@ -73,7 +73,7 @@ def test_skipping_zero_variance_groups_changes_no_weight(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         sources,
         "train_micro_batches",
-        lambda batch, *, micro_batch_tokens, skip_zero_variance: whole(batch, micro_batch_tokens=micro_batch_tokens, skip_zero_variance=False),
+        lambda batch, **named: whole(batch, **{**named, "skip_zero_variance": False}),
     )
     _, forwarding, _ = run_bandit(tmp_path / "forward", config)
     assert sum(skipping.num_micro_batches) < sum(forwarding.num_micro_batches)

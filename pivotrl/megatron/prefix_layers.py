@@ -1,0 +1,72 @@
+"""Teaches a model's attention and Mamba layers to take streams with shared prefixes, on either platform.
+
+Upstream hands the description of a packed stream through to its core attention and its Mamba mixer. Where the description is a
+`SharedPrefixParams`, these functions answer in the layer's place; every other call reaches the layer. Projections, norms, MLPs and
+experts work token by token and need nothing. Suffixes: S = this rank's tokens of the stream, H = heads of queries, K = heads of keys and
+values, D = channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from pivotrl.megatron.prefix_attention import attend_branches
+from pivotrl.megatron.prefix_mamba import scan_branches
+from pivotrl.megatron.shared_prefix import SharedPrefixParams
+from pivotrl.megatron.slices import global_order
+from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, all_to_all_hp2sp, all_to_all_sp2hp, parallel_state
+
+
+def share_prefixes(chunk: torch.nn.Module) -> None:
+    """Changes every core attention and Mamba mixer of a model chunk in place; parameters and their names stay as they are."""
+    for module in chunk.modules():
+        if isinstance(module, TEDotProductAttention):
+            module.forward = partial(_attend, module, module.forward)
+        elif isinstance(module, MambaMixer):
+            module._ssm_training = partial(_scan, module, module._ssm_training)
+
+
+def _attend(
+    module: Any, forward: Callable[..., torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any
+) -> torch.Tensor:
+    packing = named.get("packed_seq_params")
+    if not isinstance(packing, SharedPrefixParams):
+        return forward(query, key, value, *others, **named)
+    scale = module.config.softmax_scale if module.config.softmax_scale is not None else query.shape[-1] ** -0.5
+    # [S, 1, heads, D]: a stream is a batch of one.
+    query_S_H_D, key_S_K_D, value_S_K_D = (tensor.squeeze(1) for tensor in (query, key, value))
+    if module.config.context_parallel_size == 1:
+        output_S_H_D = attend_branches(query_S_H_D, key_S_K_D, value_S_K_D, packing.branches, scale=scale)
+    else:
+        output_S_H_D = _attend_by_heads(query_S_H_D, key_S_K_D, value_S_K_D, packing, scale)
+    return output_S_H_D.flatten(1).unsqueeze(1)
+
+
+def _attend_by_heads(
+    query_S_H_D: torch.Tensor, key_S_K_D: torch.Tensor, value_S_K_D: torch.Tensor, packing: SharedPrefixParams, scale: float
+) -> torch.Tensor:
+    """Each context parallel rank trades its slice of the stream for all of the stream and its share of the heads, and back."""
+    group = parallel_state.get_context_parallel_group()
+    size = group.size()
+    order_S = global_order(packing.cu_seqlens_q.tolist(), size=size).to(query_S_H_D.device)
+
+    def whole(tensor_S_H_D: torch.Tensor) -> torch.Tensor:
+        heads, channels = tensor_S_H_D.shape[1:]
+        if heads < size:
+            tensor_S_H_D = tensor_S_H_D.repeat_interleave(size // heads, dim=1)
+        gathered = all_to_all_sp2hp(tensor_S_H_D.flatten(1).contiguous(), group=group)
+        return gathered.unflatten(1, (-1, channels)).index_select(0, order_S)
+
+    output_S_H_D = attend_branches(whole(query_S_H_D), whole(key_S_K_D), whole(value_S_K_D), packing.branches, scale=scale)
+    dealt = output_S_H_D.flatten(1).index_select(0, order_S.argsort())
+    return all_to_all_hp2sp(dealt, group=group).unflatten(1, query_S_H_D.shape[1:])
+
+
+def _scan(mixer: Any, ssm_training: Callable[..., torch.Tensor], projected: torch.Tensor, packed_seq_params: Any = None) -> torch.Tensor:
+    if not isinstance(packed_seq_params, SharedPrefixParams):
+        return ssm_training(projected, packed_seq_params)
+    return scan_branches(mixer, projected, packed_seq_params)

@@ -1,0 +1,111 @@
+"""Padded, packed and shared-prefix batches are the same computation: log-probs, entropies and gradients, and no sample sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes.trainer_batches import VOCAB, save_model
+
+from pivotrl.config.schema import ParallelConfig
+from pivotrl.megatron.hf_checkpoint import read_config
+from pivotrl.megatron.hf_weights import load_hf
+from pivotrl.megatron.logprobs import token_scores
+from pivotrl.megatron.model import LanguageModel, build_model
+from pivotrl.megatron.parallel import initialize_parallel
+from pivotrl.training.batching import train_batch, train_micro_batches
+from pivotrl.types import TrainSample
+
+# Relative to the largest value of a tensor; float32 rounding alone moves log-probs by some 1e-7.
+_TOLERANCE = 1e-5
+
+
+def samples(lengths: dict[str, tuple[int, list[int]]], seed: int = 0) -> list[TrainSample]:
+    """By group: prompt tokens, and the tokens of each of its actions."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, VOCAB, (count,), generator=generator).tolist())
+
+    rows = []
+    for group, (prompt_tokens, action_tokens) in lengths.items():
+        prompt = draw(prompt_tokens)
+        for index, count in enumerate(action_tokens):
+            rows.append(TrainSample(group, prompt, draw(count), (-1.0) ** index * (1 + index), (-1.0,) * count, 1.0))
+    return rows
+
+
+_SHAPES = {
+    "one group, equal lengths": {"a": (23, [5, 5, 5])},
+    "ragged actions": {"a": (18, [1, 7, 4])},
+    "several groups, one of one action": {"a": (9, [3, 6]), "b": (30, [4]), "c": (1, [2, 2, 8])},
+}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+    initialize_parallel(ParallelConfig(), seed=0)
+    checkpoint_dir = save_model(tmp_path_factory.mktemp("hf"), request.param)
+    (chunk,) = build_model(read_config(checkpoint_dir), ParallelConfig())
+    load_hf([chunk], checkpoint_dir)
+    yield chunk
+
+
+def run(
+    model: LanguageModel, rows: list[TrainSample], batching: str, *, budget: int = 10_000
+) -> tuple[dict[tuple[int, ...], torch.Tensor], list[torch.Tensor]]:
+    """Scores of every sample's action by its tokens, and the gradients of a weighted sum of log-probs."""
+    model.zero_grad()
+    scores_by_tokens = {}
+    batches = train_micro_batches(train_batch(rows), batching=batching, micro_batch_tokens=budget, skip_zero_variance=True)  # type: ignore[arg-type]
+    for batch in batches:
+        scores_2_B_T = token_scores(model, batch, temperature=0.8)
+        (scores_2_B_T[0] * batch.advantages_B[:, None]).sum().backward()
+        for row in range(len(batch.lengths_B)):
+            mask = batch.action_mask_B_T[row] != 0
+            scores_by_tokens[tuple(batch.token_ids_B_T[row, : batch.lengths_B[row]].tolist())] = scores_2_B_T[:, row, mask].detach()
+    return scores_by_tokens, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, expected, atol=_TOLERANCE * expected.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("batching", ["packed", "shared_prefix"])
+@pytest.mark.parametrize("shape", list(_SHAPES))
+def test_scores_and_gradients_equal_those_of_padded_rows(model: LanguageModel, shape: str, batching: str) -> None:
+    rows = samples(_SHAPES[shape])
+    expected_scores, expected_gradients = run(model, rows, "padded")
+    scores, gradients = run(model, rows, batching)
+    assert scores.keys() == expected_scores.keys()
+    for tokens, expected in expected_scores.items():
+        assert_same(scores[tokens], expected)
+    assert len(gradients) == len(expected_gradients) > 10
+    for ours, expected in zip(gradients, expected_gradients, strict=True):
+        assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("batching", ["packed", "shared_prefix"])
+def test_the_budget_of_tokens_reaches_no_gradient(model: LanguageModel, batching: str) -> None:
+    """A budget below one group splits it, its prompt in both parts."""
+    rows = samples({"a": (20, [5, 3, 6, 2]), "b": (7, [4, 4])})
+    _, expected = run(model, rows, batching)
+    _, gradients = run(model, rows, batching, budget=30)
+    for ours, whole in zip(gradients, expected, strict=True):
+        assert_same(ours, whole)
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed", "shared_prefix"])
+def test_changing_one_sample_moves_no_other(model: LanguageModel, batching: str) -> None:
+    rows = samples(_SHAPES["several groups, one of one action"])
+    changed = [*rows]
+    changed[1] = replace(rows[1], completion_token_ids=tuple((token + 1) % VOCAB for token in rows[1].completion_token_ids))
+    before, _ = run(model, rows, batching)
+    after, _ = run(model, changed, batching)
+    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+    assert len(gone) == len(new) == 1
+    for tokens in before.keys() & after.keys():
+        assert torch.equal(before[tokens], after[tokens]), "another sample's scores moved"
+    assert not torch.equal(before[gone.pop()], after[new.pop()])
