@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -45,17 +44,18 @@ _SHAPES = {
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     initialize_parallel(ParallelConfig(), seed=0)
     checkpoint_dir = save_model(tmp_path_factory.mktemp("hf"), request.param)
     (chunk,) = build_model(read_config(checkpoint_dir), ParallelConfig())
     load_hf([chunk], checkpoint_dir)
-    yield chunk
+    return chunk
 
 
-def run(
-    model: LanguageModel, rows: list[TrainSample], batching: str, *, budget: int = 10_000
-) -> tuple[dict[tuple[int, ...], torch.Tensor], list[torch.Tensor]]:
+type Scores = dict[tuple[int, ...], torch.Tensor]
+
+
+def run(model: LanguageModel, rows: list[TrainSample], batching: str, *, budget: int = 10_000) -> tuple[Scores, list[torch.Tensor]]:
     """Scores of every sample's action by its tokens, and the gradients of a weighted sum of log-probs."""
     model.zero_grad()
     scores_by_tokens = {}

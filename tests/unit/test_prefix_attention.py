@@ -55,7 +55,8 @@ def test_outputs_and_gradients_equal_a_dense_softmax(key_heads: int) -> None:
         (output * weight.to(dtype)).sum().backward()
         results.append([output.detach(), *(tensor.grad for tensor in inputs)])
     for expected, ours in zip(*results, strict=True):
-        assert expected is not None and ours is not None
+        assert expected is not None
+        assert ours is not None
         torch.testing.assert_close(ours.double(), expected, atol=1e-6 * expected.abs().max().item(), rtol=0)
 
 
