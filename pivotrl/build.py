@@ -97,8 +97,9 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     """Engine, renderer and verifier as the one definition of a local rollout; the caller closes `.engine`."""
     from pivotrl.rollouts.local import LocalSampler
 
-    render = renderer(loaded, run, checkpoint)
-    return LocalSampler(engine(loaded, run, checkpoint, render=render), render, verifier(loaded, run), loaded.recipe.sampling, loaded.recipe.seed)
+    # The verifier first: what it lacks (a judge's address, a tool) should be known before the weights are loaded.
+    judge, render = verifier(loaded, run), renderer(loaded, run, checkpoint)
+    return LocalSampler(engine(loaded, run, checkpoint, render=render), render, judge, loaded.recipe.sampling, loaded.recipe.seed)
 
 
 def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, with_reference: bool) -> Trainer:

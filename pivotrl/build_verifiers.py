@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.verifiers import ComposeVerifierConfig, ExactVerifierConfig, MemberVerifierConfig, ToolCallVerifierConfig, VerifierConfig
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def build_verifier(config: VerifierConfig, *, expand: Callable[[str], Path]) -> 
     return ComposeVerifier([Stage(_member(config, expand), "both")], "zero")
 
 
-def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Verifier:  # noqa: ARG001 - for verifiers that read files
+def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Verifier:
     match config:
         case ExactVerifierConfig():
             from pivotrl.verifiers.exact import ExactVerifier
@@ -39,3 +40,7 @@ def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Veri
             from pivotrl.verifiers.tool_call import ToolCallVerifier
 
             return ToolCallVerifier(config)
+        case JudgeVerifierConfig():
+            from pivotrl.verifiers.judge.verifier import JudgeVerifier
+
+            return JudgeVerifier.from_config(config, expand(config.cache))

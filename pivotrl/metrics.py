@@ -19,14 +19,18 @@ class MetricSpec:
     name: str
     meaning: str
     is_timing: bool = False
-    """Wall-clock figures go to timing.json and timing.jsonl, never to files that must be equal after a resume."""
+    """Figures of the clock, and of what an answer cost that may come from a cache, go to timing.json and timing.jsonl, never to files that
+    must be equal after a resume."""
 
 
 _REGISTRY: dict[str, MetricSpec] = {}
 
 
-def register(name: str, meaning: str) -> MetricSpec:
+def register(name: str, meaning: str, *, is_timing: bool = False) -> MetricSpec:
     """Adds a name to the registry.
+
+    Args:
+        is_timing: for a figure that a resumed run may not repeat, such as what a judge cost; names of time and rates are timing anyway.
 
     Raises:
         ValueError: for a name outside the grammar or one registered twice.
@@ -36,7 +40,8 @@ def register(name: str, meaning: str) -> MetricSpec:
         raise ValueError(f"metric name {name!r} is not <stage>/<noun>[/<facet>]/<reduction> with stage in {STAGES} and reduction in {REDUCTIONS}")
     if name in _REGISTRY:
         raise ValueError(f"metric name {name!r} is registered twice")
-    _REGISTRY[name] = MetricSpec(name, meaning, (parts[0] in ("time", "perf") and "_per_s" in name) or parts[0] == "time")
+    is_clock = (parts[0] in ("time", "perf") and "_per_s" in name) or parts[0] == "time"
+    _REGISTRY[name] = MetricSpec(name, meaning, is_timing or is_clock)
     return _REGISTRY[name]
 
 
@@ -88,3 +93,14 @@ _CORE = {
 }
 for _name, _meaning in _CORE.items():
     register(_name, _meaning)
+
+_JUDGE = {
+    "rollout/judge_requests/sum": "Requests to the judge, retries included",
+    "rollout/judge_failures/sum": "Requests to the judge that gave no answer",
+    "rollout/judge_cache_hits/sum": "Opinions taken from the cache instead of the judge",
+    "rollout/judge_prompt_tokens/sum": "Prompt tokens of the judge, as its endpoint counts them",
+    "rollout/judge_completion_tokens/sum": "Tokens that the judge generated, as its endpoint counts them",
+    "time/judge_s/sum": "Summed duration of the requests to the judge, which overlap, seconds",
+}
+for _name, _meaning in _JUDGE.items():
+    register(_name, _meaning, is_timing=True)

@@ -153,16 +153,17 @@ class Stage:
             (run / name / marker).unlink(missing_ok=True)
         return Stage.open(run, name, config=config, inputs=inputs, seed=seed)
 
-    def finish(self, *, outputs: Iterable[str], summary: Mapping[str, Any]) -> None:
+    def finish(self, *, outputs: Iterable[str], summary: Mapping[str, Any], timing: Mapping[str, float] | None = None) -> None:
         """Hashes the named output files into manifest.json, writes timing.json, and `_SUCCESS` last.
 
         Args:
             outputs: file names below the stage directory that later stages read.
             summary: the stage's headline numbers, JSON-ready, no clock.
+            timing: timing metrics by name, of this process, for timing.json beside the wall time.
         """
         hashes = {name: file_id(self.path / name) for name in sorted(outputs)}
         write_json(self.path / MANIFEST, {**self.manifest, "outputs": hashes, "summary": summary})
-        write_json(self.path / TIMING, {"wall_s": round(time.monotonic() - self.started_s, 3)})
+        write_json(self.path / TIMING, {**(timing or {}), "wall_s": round(time.monotonic() - self.started_s, 3)})
         atomic_write(self.path / SUCCESS, b"")
 
 

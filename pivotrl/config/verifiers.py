@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.section import Fraction01, Section
 
 
@@ -31,7 +32,7 @@ class ToolCallVerifierConfig(Section):
 
 # What a cascade may hold: every form but the cascade itself.
 type MemberVerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig,
+    ExactVerifierConfig | ToolCallVerifierConfig | JudgeVerifierConfig,
     Field(discriminator="type"),
 ]
 
@@ -59,6 +60,6 @@ class ComposeVerifierConfig(Section):
 
 
 type VerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | ComposeVerifierConfig,
+    ExactVerifierConfig | ToolCallVerifierConfig | JudgeVerifierConfig | ComposeVerifierConfig,
     Field(discriminator="type"),
 ]

@@ -6,6 +6,7 @@ Called by pipeline.py, which opens the samplers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
         raise UserError(f"eval.suites is {names}", rule="each suite may be named once", fix="merge the entries of one type")
     (stage.path / UNITS).mkdir(exist_ok=True)
     missing = [(label, suite) for label in inputs.checkpoints for suite in config.suites if not _unit_path(stage, suite.type, label).exists()]
+    cost: Counter[str] = Counter()
     with progress_bar("eval", len(missing), "suites") as bar:
         for label in dict.fromkeys(label for label, _ in missing):
             policy = inputs.open_sampler(inputs.checkpoints[label])
@@ -66,9 +68,10 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
                     write_json(_unit_path(stage, suite.type, label), {"items": list(map(asdict, scored.items)), "samples": list(scored.samples)})
                     bar.advance(1, f"{suite.type} on {label}")
             finally:
+                cost.update(policy.take_verifier_cost())
                 policy.engine.close()
     scores = _merge(stage, names, inputs)
-    stage.finish(outputs=[SCORES, SAMPLES], summary=scores)
+    stage.finish(outputs=[SCORES, SAMPLES], summary=scores, timing=dict(cost))
     return scores
 
 

@@ -52,7 +52,7 @@ def run_profile(
         shutil.rmtree(directory / UNITS)
     summary = summarize(directory, run_seed=settings.run_seed, provenance={**provenance, **_generation_provenance(renderer, settings)})
     summary["num_not_asked_for"] = {"message turns": len(candidates) - _num_eligible(candidates, settings)}
-    stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary)
+    stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary, timing=sampler.take_verifier_cost())
     return summary
 
 

@@ -81,7 +81,11 @@ class PivotSource:
                 micro_batch_tokens=self._config.micro_batch_tokens,
                 skip_zero_variance=self._config.kl.beta == 0,
             ),
-            metrics={**rollout_metrics(groups, step=step), "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size},
+            metrics={
+                **rollout_metrics(groups, step=step),
+                **self._sampler.take_verifier_cost(),
+                "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size,
+            },
             rollout_rows=[
                 rollout_row(rollout, step=step, text=self._decode(rollout.completion.token_ids)) for group in groups for rollout in group.rollouts_G
             ],
