@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotrl.config.judge import JudgeVerifierConfig
-from pivotrl.config.verifiers import ComposeVerifierConfig, ExactVerifierConfig, MemberVerifierConfig, ToolCallVerifierConfig, VerifierConfig
+from pivotrl.config.verifiers import (
+    ComposeVerifierConfig,
+    ExactVerifierConfig,
+    MemberVerifierConfig,
+    MessageVerifierConfig,
+    SearchVerifierConfig,
+    ToolCallVerifierConfig,
+    VerifierConfig,
+)
 
 if TYPE_CHECKING:
     from pivotrl.verifiers.protocol import Verifier
@@ -44,3 +52,11 @@ def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Veri
             from pivotrl.verifiers.judge.verifier import JudgeVerifier
 
             return JudgeVerifier.from_config(config, expand(config.cache))
+        case MessageVerifierConfig():
+            from pivotrl.verifiers.message import MessageVerifier
+
+            return MessageVerifier(config)
+        case SearchVerifierConfig():
+            from pivotrl.verifiers.search import SearchVerifier
+
+            return SearchVerifier(config)

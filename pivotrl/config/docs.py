@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeAliasType, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAliasType, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -35,7 +35,7 @@ def config_page() -> str:
             "|---|---|---|---|",
         ]
         lines += [
-            f"| `{name}` | {_type_name(info)} | {_default(info)} | {info.description or 'Chooses this form of the section.'} |"
+            f"| `{name}` | {_type_name(info)} | {_default(info)} | {' '.join((info.description or 'Chooses this form of the section.').split())} |"
             for name, info in model.model_fields.items()
         ]
     return "\n".join(lines) + "\n"
@@ -69,7 +69,7 @@ def _sections(prefix: str, model: type[BaseModel], above: frozenset[type[BaseMod
 def _default(info: FieldInfo) -> str:
     if isinstance(info.default, BaseModel):
         return "its defaults"
-    return "**required**" if info.is_required() else f"`{info.default}`"
+    return "**required**" if info.is_required() else f"`{info.get_default(call_default_factory=True)}`"
 
 
 def _type_name(info: FieldInfo) -> str:
@@ -82,7 +82,8 @@ def _annotation_name(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
     if isinstance(annotation, TypeAliasType):
-        return _annotation_name(get_args(annotation.__value__)[0])
+        value: Any = annotation.__value__
+        return _annotation_name(get_args(value)[0] if get_origin(value) is Annotated else value)
     if get_origin(annotation) is Literal:
         return " | ".join(str(value) for value in get_args(annotation))
     parts = [part for part in get_args(annotation) if part is not Ellipsis]

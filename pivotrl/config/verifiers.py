@@ -16,23 +16,74 @@ class ExactVerifierConfig(Section):
     type: Literal["exact"]
 
 
-class ToolCallVerifierConfig(Section):
+type ArgumentKind = (
+    Literal["plain", "exact", "code", "text", "query", "path", "url", "page", "email", "date", "uuid"]
+    | Literal["json", "sql", "regex", "shell", "expression"]
+)
+type MessageContent = Literal["similarity", "exact", "facts", "any", "abstain"]
+
+
+class CallComparison(Section):
+    """When two sets of calls mean the same (`verifiers/canonical.py`), as far as the recipe decides it."""
+
+    text_similarity: Fraction01 = 0.8
+    """Threshold for prose arguments of ten content words or more (rapidfuzz, normalised indel similarity of the sorted words); shorter ones must
+    have the same content words."""
+    kinds: dict[str, ArgumentKind] = Field(default_factory=dict)
+    """What a string argument holds, where neither schema nor name tells: `tool.argument: kind`; `*` stands for every tool."""
+    unordered: tuple[str, ...] = ()
+    """Lists whose order means nothing, as `tool.argument`, beside those with uniqueItems."""
+    ignored_arguments: tuple[str, ...] = ()
+    """Arguments that are not compared (added by a harness, or commentary), as `tool.argument`."""
+    destructive_words: tuple[str, ...] = ()
+    """Words beside the built-in ones (delete, cancel, drop ...) that a similar text must hold exactly if the expert's does; a surplus call of a tool
+    with one in its name never passes."""
+    ordered_calls: bool = False
+    """Whether parallel calls must come in the expert's order."""
+    surplus_call_cost: Fraction01 = 1.0
+    """Reward lost by each call beyond the expert's, where all of the expert's are matched; 1 fails the action."""
+
+
+class MessageComparison(Section):
+    """When a message says what the expert's message says."""
+
+    message_similarity: Fraction01 = 0.8
+    """Threshold for messages of ten content words or more, used with `similarity`."""
+
+
+class ToolCallVerifierConfig(CallComparison, MessageComparison):
     """Eq. 6 for conversational tool use: call or message, tool name, arguments by value."""
 
     type: Literal["tool_call"]
-    message: Literal["similarity", "exact", "any"]
-    """A message where the expert spoke: text similarity, equality, or any message passes (an exploit; say so in the recipe)."""
-    message_similarity: Fraction01 = 0.8
-    """Threshold of the normalised token-set similarity (rapidfuzz) for messages, used with `message: similarity`."""
-    text_similarity: Fraction01 = 0.8
-    """Threshold for free-text argument strings of five words or more; shorter strings compare after case and space folding."""
-    ordered_calls: bool = False
-    """Whether parallel calls must come in the expert's order."""
+    message: MessageContent
+    """A message where the expert spoke: text similarity; equality; `facts`, the same numbers, codes and names; `any` message passes (an exploit; say
+    so in the recipe); `abstain`, the next stage of a cascade judges."""
+
+
+class MessageVerifierConfig(MessageComparison):
+    """Eq. 6 for turns on which the expert speaks: speak or call, and the content. Abstains where the expert calls, so it stands in a cascade."""
+
+    type: Literal["message"]
+    content: MessageContent
+    """As `message` of the form tool_call."""
+
+
+class SearchVerifierConfig(CallComparison):
+    """Eq. 6 for search: equivalent queries, the same page opened, evidence gathered before the answer, and the final answer."""
+
+    type: Literal["search"]
+    evidence: Literal["action", "page"] = "action"
+    """Which calls gather the expert's evidence: only those that do the same, or also those that open the same page by another tool or section."""
+    answer: Literal["normalised", "similarity", "abstain"] = "similarity"
+    """The final answer: equal after normalising (case, articles, punctuation, numbers by value); or also a similar text; or left to the next stage of
+    a cascade where it is not equal."""
+    answer_similarity: Fraction01 = 0.8
+    """Threshold for answers of ten content words or more, used with `similarity`."""
 
 
 # What a cascade may hold: every form but the cascade itself.
 type MemberVerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | JudgeVerifierConfig,
+    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig,
     Field(discriminator="type"),
 ]
 
@@ -60,6 +111,6 @@ class ComposeVerifierConfig(Section):
 
 
 type VerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | JudgeVerifierConfig | ComposeVerifierConfig,
+    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig | ComposeVerifierConfig,
     Field(discriminator="type"),
 ]

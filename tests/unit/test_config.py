@@ -9,6 +9,7 @@ import pytest
 
 from pivotrl.config.docs import DOCS, config_page, metrics_page
 from pivotrl.config.load import COMMAND_LINE, DEFAULT, load_recipe, load_verifier
+from pivotrl.config.verifiers import ToolCallVerifierConfig
 from pivotrl.errors import UserError
 
 RECIPE = """
@@ -157,13 +158,7 @@ def test_generated_pages_are_current() -> None:
 
 def test_a_verifier_is_read_from_words() -> None:
     config = load_verifier("tool_call", ["message=exact", "text_similarity=0.5"])
-    assert config.model_dump() == {
-        "type": "tool_call",
-        "message": "exact",
-        "message_similarity": 0.8,
-        "text_similarity": 0.5,
-        "ordered_calls": False,
-    }
+    assert config == ToolCallVerifierConfig(type="tool_call", message="exact", text_similarity=0.5)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +167,7 @@ def test_a_verifier_is_read_from_words() -> None:
         ("tool_cal", [], ["--verifier is 'tool_cal'", "exact", "did you mean 'tool_call'?"]),
         ("tool_call", [], ["--verifier tool_call: message is missing", "give it after the verifier: message=VALUE"]),
         ("tool_call", ["mesage=exact"], ["unknown key mesage", "did you mean 'message'?"]),
-        ("tool_call", ["message=any", "text_similarity=3"], ["text_similarity is 3", "less than or equal to 1", "free-text"]),
+        ("tool_call", ["message=any", "text_similarity=3"], ["text_similarity is 3", "less than or equal to 1", "prose"]),
         ("tool_call", ["message"], ["'message' is not an override"]),
     ],
 )

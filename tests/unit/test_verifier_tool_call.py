@@ -145,12 +145,13 @@ def test_calls_are_matched_in_any_order_unless_the_recipe_asks_for_it() -> None:
 
 def test_matching_is_maximum_not_greedy() -> None:
     """The first action fits both expert calls, the second only the first: pairing in order fails, a matching exists."""
-    five, near_five = "alpha beta gamma delta epsilon", "alpha beta gamma delta epsilox"
-    far = "alpha beta gamma deltt epsilox"
-    expert = _acts({"text": near_five}, {"text": five})
-    action = _acts({"text": near_five}, {"text": far})
-    assert _verify(_acts({"text": five}), _acts({"text": far}), text_similarity=0.95).reward == 0
-    assert _verify(expert, action, text_similarity=0.95).reward == 1
+    words = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima"
+    near, far = words.replace("lima", "limb"), words.replace("lima", "limb").replace("alpha", "alpho")
+    expert = _acts({"text": near}, {"text": words})
+    action = _acts({"text": near}, {"text": far})
+    assert _verify(_acts({"text": words}), _acts({"text": near}), text_similarity=0.98).reward == 1
+    assert _verify(_acts({"text": words}), _acts({"text": far}), text_similarity=0.98).reward == 0
+    assert _verify(expert, action, text_similarity=0.98).reward == 1
 
 
 @pytest.mark.parametrize(
