@@ -21,10 +21,10 @@ from pivotrl.config.schema import (
 from pivotrl.errors import UserError
 
 if TYPE_CHECKING:
-    from pivotrl.megatron.trainer import Trainer
     from pivotrl.rollouts.engine import Engine
     from pivotrl.rollouts.local import LocalSampler
     from pivotrl.rollouts.render import Renderer
+    from pivotrl.training.protocols import PolicyTrainer
     from pivotrl.verifiers.protocol import Verifier
 
 HF_DIR = "hf"
@@ -102,20 +102,27 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     return LocalSampler(engine(loaded, run, checkpoint, render=render), render, judge, loaded.recipe.sampling, loaded.recipe.seed)
 
 
-def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, with_reference: bool) -> Trainer:
-    """The megatron-core trainer on a checkpoint, laid out as the recipe says."""
-    from pivotrl.megatron.trainer import Trainer
+def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, with_reference: bool) -> PolicyTrainer:
+    """The megatron-core trainer on a checkpoint, laid out as the recipe says over the processes that were started.
+
+    Raises:
+        UserError: for a layout that the model or the number of processes does not allow, before any process group exists.
+    """
+    from pivotrl.megatron import processes
+    from pivotrl.megatron.trainer import Trainer, check_layout
 
     recipe = loaded.recipe
-    return Trainer.from_hf(
-        checkpoint,
-        optimizer=optimizer,
-        parallel=recipe.parallel,
-        moe=recipe.moe,
-        num_steps=num_steps,
-        seed=recipe.seed,
-        with_reference=with_reference,
-    )
+    arguments = {
+        "checkpoint_dir": checkpoint,
+        "optimizer": optimizer,
+        "parallel": recipe.parallel,
+        "moe": recipe.moe,
+        "num_steps": num_steps,
+        "seed": recipe.seed,
+        "with_reference": with_reference,
+    }
+    check_layout(checkpoint, recipe.parallel, processes.num_processes())
+    return processes.Leader(arguments) if processes.num_processes() > 1 else Trainer.from_hf(**arguments)
 
 
 def expand_all(loaded: LoadedRecipe, run: Path, paths: Sequence[str]) -> list[Path]:

@@ -7,6 +7,7 @@ quick and loads no torch. User errors exit 2 on one line; a stage stopped by its
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -133,7 +134,23 @@ def audit(
 
 
 def main() -> None:
-    """Runs the command line; the one boundary where a user's error becomes a line and an exit code."""
+    """Runs the command line; where a launcher started several processes, in the first of them, whose trainer the others follow."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        _run()
+        return
+    from pivotrl.megatron import processes
+
+    if processes.is_follower():
+        sys.exit(processes.follow())
+    try:
+        _run()
+    except SystemExit as end:
+        processes.dismiss(int(end.code or 0))
+        raise
+
+
+def _run() -> None:
+    """The one boundary where a user's error becomes a line and an exit code."""
     try:
         app()
     except UserError as error:

@@ -33,14 +33,14 @@ class ParallelConfig(Section):
     """Processes that share each expert's matrices. None: tensor_model_parallel_size."""
     recompute: Literal["none", "full"] = "none"
     """Keep activations for the backward pass, or only each layer's input and compute the rest again: a third more compute, far less memory."""
-    overlap_data_parallel: bool = False
-    """Reduce gradients and gather parameters over data parallel processes while computing, not after."""
+    overlap_grad_reduce: bool = False
+    """Reduce gradients over data parallel processes during the backward pass, not after it."""
     async_checkpoint: bool = False
     """Write checkpoint files in the background while training goes on. A checkpoint counts as complete only once every file is on disk."""
     resume: Literal["full", "weights"] = "full"
     """What a resumed stage takes from its checkpoint: `weights` starts Adam's moments anew, for a layout the optimizer state cannot be moved to."""
-    timeout_minutes: PositiveInt = 120
-    """How long a process waits for the others before the run is given up; longer than the longest rollout phase, which all but one wait out."""
+    timeout_minutes: PositiveInt = 30
+    """How long a process waits for the others inside one step before the run is given up; rollouts and other stages do not count."""
 
 
 class MoeConfig(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import torch
 
 from pivotrl.errors import UserError
 from pivotrl.megatron.directories import atomic_directory, is_complete
+from pivotrl.megatron.model import LanguageModel
 from pivotrl.megatron.upstream import (
     PLATFORM,
     CheckpointingException,
-    GPTModel,
     MegatronOptimizer,
     dist_checkpointing,
     filesystem_async,
@@ -58,7 +58,7 @@ def completed_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"{_STEP_PREFIX}*") if is_complete(path))
 
 
-def save(root: Path, record: CheckpointRecord, *, model: GPTModel, optimizer: MegatronOptimizer) -> Path:
+def save(root: Path, record: CheckpointRecord, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer) -> Path:
     """Writes the checkpoint of step `record.steps_done`, then removes all but the newest two.
 
     Returns:
@@ -82,7 +82,7 @@ def save(root: Path, record: CheckpointRecord, *, model: GPTModel, optimizer: Me
     return path
 
 
-def load(root: Path, *, model: GPTModel, optimizer: MegatronOptimizer, initial_weights_id: str) -> CheckpointRecord:
+def load(root: Path, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer, initial_weights_id: str) -> CheckpointRecord:
     """Restores model and optimizer from the newest complete checkpoint below `root`.
 
     Args:
@@ -111,7 +111,8 @@ def load(root: Path, *, model: GPTModel, optimizer: MegatronOptimizer, initial_w
         raise UserError(
             f"{path} cannot be read: {error}", rule="a checkpoint is read whole", fix="remove it to resume from the one before"
         ) from error
-    model.load_state_dict(state["model"])
+    for index, chunk in enumerate(model):
+        chunk.load_state_dict(state[f"model{index}"])
     optimizer.load_state_dict(state["optimizer"])
     separate_step_counters(optimizer)
     return record
@@ -148,10 +149,8 @@ def _torch_adams(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer
             yield part.optimizer
 
 
-def _sharded_state(model: GPTModel, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+def _sharded_state(model: Sequence[LanguageModel], optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
     metadata = {**_OPTIMIZER_FORMAT, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
-    model_state = model.sharded_state_dict(metadata=metadata)
-    return {
-        "model": model_state,
-        "optimizer": optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata),
-    }
+    # The names are this process's own: what identifies a tensor in the files is its place in the whole model.
+    chunks = {f"model{index}": chunk.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(model)}
+    return {**chunks, "optimizer": optimizer.sharded_state_dict(chunks, is_loading=is_loading, metadata=metadata)}

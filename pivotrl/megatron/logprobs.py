@@ -95,7 +95,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _score_rows(project: _Project, hidden_N_H: torch.Tensor, targets_N: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     if len(targets_N) == 0:
-        return hidden_N_H.new_zeros(0, dtype=torch.float32), hidden_N_H.new_zeros(0, dtype=torch.float32)
+        # A rank without a scored token takes part in the others' backward pass all the same: its zeros hang on its hidden states.
+        nothing_N = hidden_N_H.sum(dim=1).float()
+        return nothing_N, nothing_N.detach()
     score = partial(_score_chunk, project, temperature)
     rows = max(_CHUNK_VALUES // project.func.output_size_per_partition, 1)
     if len(targets_N) <= rows:

@@ -106,6 +106,10 @@ def layout_arguments(parallel: ParallelConfig) -> dict[str, Any]:
         # the pair, its library does not.
         "overlap_p2p_comm": is_interleaved,
         "batch_p2p_comm": not is_interleaved,
+        # Micro-batches differ in shape, so stages tell each other the shape of what they send.
+        "variable_seq_lengths": parallel.pipeline_model_parallel_size > 1,
+        # The other dispatcher takes micro-batches of one shape only.
+        "moe_token_dispatcher_type": "alltoall",
         "deallocate_pipeline_outputs": PLATFORM.is_gpu,
         **(recompute if parallel.recompute == "full" else {}),
     }

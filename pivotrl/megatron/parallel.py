@@ -1,42 +1,83 @@
-"""Process groups: joins torch.distributed and lays megatron-core's parallel groups over it.
+"""Process groups: joins torch.distributed and lays megatron-core's parallel groups over its processes.
 
-One process today (every parallel size is 1), through the same calls that a parallel layout uses. Called once, by the trainer.
+One process or many, through the same calls. Called by the trainer when it is built; layout.py has refused by then what cannot be.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from pivotrl.config.schema import ParallelConfig
-from pivotrl.errors import UserError
+from pivotrl.megatron.layout import check_world, expert_tensor_size
 from pivotrl.megatron.upstream import PLATFORM, model_parallel_cuda_manual_seed, parallel_state
 
 
 def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
-    """Joins a process group of this process alone and initialises megatron-core's groups; does nothing the second time.
+    """Joins the processes that the launcher started and makes upstream's groups; a trainer built earlier under another layout is void.
 
-    The rendezvous is an in-memory store, so that any number of runs on one machine never meet on a port. A process group that exists
-    already (an in-process engine made it) is used where it has one member.
+    A process alone meets itself in an in-memory store, so that any number of runs on one machine never meet on a port. A process group
+    that exists already (an in-process engine made it) is used.
 
     Args:
-        parallel: the layout; every size is 1.
+        parallel: the layout.
         seed: seed of upstream's random number tracker (weight initialisation and dropout, neither of which the trainer uses).
 
     Raises:
-        UserError: where more than one process was launched.
+        UserError: where the layout does not fit the number of processes.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != 1 or parallel != ParallelConfig():
-        raise UserError(
-            f"{world_size} processes were launched for the layout {parallel}",
-            rule="the trainer runs as one process",
-            fix="start pivotrl without torchrun and leave out the section `parallel`",
-        )
+    check_world(parallel, world_size)
+    timeout = timedelta(minutes=parallel.timeout_minutes)
     if not dist.is_initialized():
-        dist.init_process_group(PLATFORM.communication_backend, store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
-        # numpy, which upstream seeds beside torch, takes 32 bits.
-        model_parallel_cuda_manual_seed(seed % 2**32)
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(PLATFORM.communication_backend, timeout=timeout, **alone)
+    control_group()
+    if parallel_state.model_parallel_is_initialized():
+        if _current_sizes() == _sizes(parallel):
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=expert_tensor_size(parallel),
+        distributed_timeout_minutes=parallel.timeout_minutes,
+    )
+    # numpy, which upstream seeds beside torch, takes 32 bits.
+    model_parallel_cuda_manual_seed(seed % 2**32)
+
+
+@functools.cache
+def control_group() -> dist.ProcessGroup:
+    """All processes, over the CPU: for messages between programs rather than tensors of a model. Collective at its first call."""
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    return dist.new_group(backend="gloo") if PLATFORM.is_gpu else everyone
+
+
+def _sizes(parallel: ParallelConfig) -> tuple[int | None, ...]:
+    return (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.virtual_pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.expert_model_parallel_size,
+        expert_tensor_size(parallel),
+    )
+
+
+def _current_sizes() -> tuple[int | None, ...]:
+    return (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        parallel_state.get_context_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_world_size(),
+        parallel_state.get_expert_tensor_parallel_world_size(),
+    )

@@ -7,6 +7,7 @@ plain Python. Suffixes: B = sequences, T = padded tokens.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 
 
 def make_grpo_loss(config: TrainConfig) -> LossFunction:
-    """The loss of one recipe: clip, beta, estimator and aggregation are read here and fixed."""
-
-    def loss(logprobs_B_T: torch.Tensor, entropies_B_T: torch.Tensor, batch: MicroBatch) -> LossTerms:
-        return grpo_terms(logprobs_B_T, entropies_B_T, batch, config)
-
-    return loss
+    """The loss of one recipe: clip, beta, estimator and aggregation are read here and fixed. Picklable: other processes compute it too."""
+    return partial(grpo_terms, config=config)
 
 
 def grpo_terms(logprobs_B_T: torch.Tensor, entropies_B_T: torch.Tensor, batch: MicroBatch, config: TrainConfig) -> LossTerms:

@@ -1,0 +1,79 @@
+"""The optimizer of a policy: gradient buffers, their reduction over processes, clipping, AdamW on upstream's distributed optimizer.
+
+Loss scaling. A loss function returns each micro-batch's loss already divided by the step's global denominator, so losses and gradients
+must simply add up, over micro-batches and over data parallel ranks:
+    grad(step) = sum over ranks, micro-batches of grad(loss).
+Upstream by default averages: it divides each micro-batch's loss by their number, and gradients by the data parallel size. Multiplying
+by both numbers first would undo that only up to rounding. With `calculate_per_token_loss` upstream leaves losses as they are, sums
+gradients over ranks, and at the end divides by the tokens the schedule counted; `_sum_gradients` passes it no count, so nothing is ever
+divided and the split into micro-batches cannot reach the gradient. (An auxiliary loss inside the model is then scaled by nobody.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from pivotrl.config.schema import OptimizerConfig, ParallelConfig
+from pivotrl.megatron import upstream
+from pivotrl.megatron.model import LanguageModel
+from pivotrl.megatron.schedule import learning_rate
+from pivotrl.megatron.upstream import PLATFORM
+
+
+class PolicyUpdate:
+    """What a trainer that takes steps has beside its model: the chunks wrapped for data parallelism, and their optimizer."""
+
+    def __init__(self, policy: Sequence[LanguageModel], config: OptimizerConfig, parallel: ParallelConfig, *, num_steps: int) -> None:
+        self._config, self._num_steps = config, num_steps
+        reduction = upstream.DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=parallel.overlap_grad_reduce
+        )
+        # The first chunk's backward pass ends last; its gradients are the only ones worth reducing piece by piece.
+        self.chunks = [
+            upstream.DistributedDataParallel(chunk.config, reduction, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(policy)
+        ]
+        for chunk in self.chunks:
+            chunk.config.finalize_model_grads_func = _sum_gradients
+            if parallel.overlap_grad_reduce:
+                chunk.config.no_sync_func = [each.no_sync for each in self.chunks]
+                chunk.config.grad_sync_func = [each.start_grad_sync for each in self.chunks]
+        optimizer_config = upstream.OptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.beta1,
+            adam_beta2=config.beta2,
+            adam_eps=config.eps,
+            clip_grad=config.max_grad_norm,
+            params_dtype=PLATFORM.parameter_dtype,
+            bf16=PLATFORM.is_gpu,
+            use_distributed_optimizer=True,
+        )
+        self.optimizer = upstream.get_megatron_optimizer(optimizer_config, self.chunks)
+
+    def learning_rate(self, step: int) -> float:
+        """The scheduled rate of an optimizer step."""
+        return learning_rate(step, self._config, num_steps=self._num_steps)
+
+    def clear_gradients(self) -> None:
+        """Before a step's first micro-batch."""
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def apply(self, lr: float) -> float:
+        """Clips the accumulated gradient, takes AdamW's step and returns the gradient's norm before clipping, the same on every process."""
+        for group in self.optimizer.param_groups:
+            # Upstream builds groups with multipliers (0 for the weight decay of norms and biases) and leaves applying them to its scheduler.
+            group["lr"] = lr * group["lr_mult"]
+            group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
+        _, grad_norm, _ = cast("tuple[bool, float, int | None]", self.optimizer.step())
+        return float(grad_norm)
+
+
+def _sum_gradients(model: list[torch.nn.Module], _num_tokens: torch.Tensor | None, **groups: Any) -> None:
+    """Upstream's final reduction of gradients without its division by the number of tokens (see the module's first paragraph)."""
+    upstream.finalize_model_grads(model, None, **groups)
