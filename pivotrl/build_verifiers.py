@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotrl.config.gym_verifiers import GymSingleStepVerifierConfig, GymSwePivotVerifierConfig, GymTerminusVerifierConfig
 from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.verifiers import (
     ComposeVerifierConfig,
@@ -60,3 +61,15 @@ def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Veri
             from pivotrl.verifiers.search import SearchVerifier
 
             return SearchVerifier(config)
+        case GymSingleStepVerifierConfig():
+            from pivotrl.verifiers.gym_single_step import GymSingleStepVerifier
+
+            return GymSingleStepVerifier(config)
+        case GymSwePivotVerifierConfig():
+            from pivotrl.verifiers.gym_swe_pivot import GymSwePivotVerifier
+
+            return GymSwePivotVerifier(config)
+        case GymTerminusVerifierConfig():
+            from pivotrl.verifiers.gym_terminus import GymTerminusVerifier
+
+            return GymTerminusVerifier(config)

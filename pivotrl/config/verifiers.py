@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pivotrl.config.gym_verifiers import GymVerifierConfig
 from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.section import Fraction01, Section
 
@@ -83,7 +84,7 @@ class SearchVerifierConfig(CallComparison):
 
 # What a cascade may hold: every form but the cascade itself.
 type MemberVerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig,
+    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig | GymVerifierConfig,
     Field(discriminator="type"),
 ]
 
@@ -111,6 +112,12 @@ class ComposeVerifierConfig(Section):
 
 
 type VerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig | ComposeVerifierConfig,
+    ExactVerifierConfig
+    | ToolCallVerifierConfig
+    | MessageVerifierConfig
+    | SearchVerifierConfig
+    | JudgeVerifierConfig
+    | GymVerifierConfig
+    | ComposeVerifierConfig,
     Field(discriminator="type"),
 ]
