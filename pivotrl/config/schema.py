@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
 from pivotrl.config.parallel import ParallelConfig as ParallelConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
@@ -312,4 +313,13 @@ class Recipe(Section):
             raise ValueError("model.type is scratch; a model from scratch has no reference policy until it is trained; add an `sft` section")
         if self.world is None and any(isinstance(suite, WorldSuite | SkillsSuite) for suite in self.eval.suites):
             raise ValueError("eval.suites names a world or skills suite; these need a `world` section; add one or drop the suite")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_judges(self) -> Recipe:
+        if isinstance(self.verifier, GymTerminusVerifierConfig) and self.verifier.enable_llm_judge:
+            raise ValueError(
+                "verifier.enable_llm_judge is true but gym_terminus stands alone, so every undecided action would get 0; "
+                "set it to false, or make the verifier a `compose` with a judge behind it"
+            )
         return self

@@ -8,7 +8,7 @@ without them. Expected verdicts of both versions on invented rows are in tests/g
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pivotrl.actions.terminus2 import PLACEHOLDER
@@ -75,13 +75,15 @@ class GymTerminusVerifier:
             return Verdict.ok(0.0, "task not completed")
         return self._verify_keystrokes(_keystrokes(expected), _keystrokes(found))
 
-    def _verify_keystrokes(self, expected: str, found: str) -> Verdict:
+    def _verify_keystrokes(self, expected: Sequence[str], found: Sequence[str]) -> Verdict:
         config, detail = self._config, dict[str, Any]()
         if config.enable_string_similarity:
             try:
-                score = detail["similarity"] = similarity(expected, found)
+                # A command without keystrokes is still one command more than none.
+                score = similarity("".join(expected), "".join(found)) if expected and found else float(expected == found)
             except TooCostly:
                 return Verdict.invalid("too long to compare")
+            detail["similarity"] = score
             if score >= config.string_similarity_threshold:
                 return Verdict.ok(1.0, "similar keystrokes", **detail)
         if config.enable_llm_judge:
@@ -127,5 +129,5 @@ def _is_complete(reply: Mapping[str, Any]) -> bool:
     return bool(reply.get("task_complete") or reply.get("is_task_complete"))
 
 
-def _keystrokes(reply: Mapping[str, Any]) -> str:
-    return "".join(command["keystrokes"] for command in reply["commands"])
+def _keystrokes(reply: Mapping[str, Any]) -> list[str]:
+    return [command["keystrokes"] for command in reply["commands"]]

@@ -102,7 +102,8 @@ def _argument_values() -> Iterator[Case]:
         ("{}", "{}"), ("{}", {"a": 1}), ({"a": 1}, "{}"), ({"a": 1}, ""), ("[1]", "[1]"), ("[1]", "[2]"), ('"a b c"', '"a b c"'), ("null", "null"),
         ("null", "{}"), ("3", "3"), ({"a": 1}, '{"a":1, "a":1}'), ({"a": 1}, '{"a":2, "a":1}'), ({"a": 1}, "{'a': 1}"), ({"a": 1}, '{"a": 1} x'),
         ({"a": 1}, {"a": 1.0}), ({"a": 1.0}, {"a": 1}), ({"a": True}, {"a": 1}), ({"a": 1}, {"a": True}), ({"a": 0}, {"a": False}),
-        ({"a": False}, {"a": 0}), ({"a": True}, {"a": False}), ({"a": None}, {"a": None}), ({"a": None}, {}), ({}, {"a": None}), ({"a": None}, {"a": 0}),
+        ({"a": False}, {"a": 0}), ({"a": True}, {"a": False}), ({"a": None}, {"a": None}), ({"a": None}, {}), ({}, {"a": None}),
+        ({"a": None}, {"a": 0}),
         ({"a": None}, {"a": ""}), ({"a": ""}, {"a": None}), ("{\"a\": NaN}", "{\"a\": NaN}"), ('{"a": Infinity}', '{"a": Infinity}'),
         ({"a": 1.0}, {"a": 1.0000005}), ({"a": 0.0}, {"a": 1e-6}), ({"a": 0.0}, {"a": 9.9e-7}), ({"a": 10**30}, {"a": 10**30}),
         ({"a": 10**30}, {"a": 10**30 + 1}), ({"a": "1"}, {"a": 1}), ({"a": 1}, {"a": "1"}), ({"a": "x"}, {"a": "x"}), ({"a": "x"}, {"a": "y"}),
@@ -110,10 +111,12 @@ def _argument_values() -> Iterator[Case]:
         ({"a": ""}, {"a": "x y"}), ({"a": "  "}, {"a": " "}), ({"a": "a b"}, {"a": "c d"}), ({"a": "Hello World"}, {"a": "hello world"}),
         ({"a": "STRASSE x"}, {"a": "stra\u00dfe x"}), ({"a": "\u0130x y"}, {"a": "i\u0307x y"}), ({"a": "caf\u00e9 x"}, {"a": "cafe\u0301 x"}),
         ({"a": "a\u00a0b"}, {"a": "a b"}), ({"a": "a\u2028b"}, {"a": "a b"}), ({"a": "a\u200bb"}, {"a": "a b"}), ({"a": "a\tb"}, {"a": "a b"}),
-        ({"a": "a\u001cb"}, {"a": "a b"}), ({"a": [1, 2]}, {"a": [2, 1]}), ({"a": [1]}, {"a": [1, 2]}), ({"a": []}, {"a": []}), ({"a": []}, {"a": {}}),
+        ({"a": "a\u001cb"}, {"a": "a b"}), ({"a": [1, 2]}, {"a": [2, 1]}), ({"a": [1]}, {"a": [1, 2]}), ({"a": []}, {"a": []}),
+        ({"a": []}, {"a": {}}),
         ({"a": {}}, {"a": {}}), ({"a": {"b": [{"c": "x"}]}}, {"a": {"b": [{"c": "x"}]}}), ({"a": {"b": [{"c": "x"}]}}, {"a": {"b": [{"c": "y"}]}}),
         ({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}), ({"a": 1, "b": [1]}, {"b": [], "a": "x"}), ({"b": [1], "a": 1}, {"a": "x", "b": []}),
-        ({"a": "03106"}, {"a": 3106}), ({"a": "2024-01-02"}, {"a": "2024-1-2"}), ({"a": "/a/b"}, {"a": "/a/./b"}), ({"a": "{\"x\": 1}"}, {"a": "{\"x\":1}"}),
+        ({"a": "03106"}, {"a": 3106}), ({"a": "2024-01-02"}, {"a": "2024-1-2"}), ({"a": "/a/b"}, {"a": "/a/./b"}),
+        ({"a": "{\"x\": 1}"}, {"a": "{\"x\":1}"}),
         ('{"a": "\\ud800"}', '{"a": "\\ud800"}'), ({"a": "\U0001f600 x"}, {"a": "\U0001f600 x"}), ({"a": "hello, world"}, {"a": "hello world"}),
         ({"a": "rm -rf /tmp x"}, {"a": "ls -la /tmp"}), ({"a": "one two three four five six seven eight nine ten"}, {"a": "one x x x x x x x x"}),
     ]  # fmt: skip
@@ -201,7 +204,8 @@ _LEVELS: tuple[dict[str, Any], ...] = (
 
 def _swe_levels() -> Iterator[Case]:
     expected, right = call("execute_bash", {"command": "ls -la /a/b"}), output_call("execute_bash", {"command": "ls -la /a/b"})
-    for output in ([right], [], [message("x")], [right, output_call("read", {})], [output_call("read", {}), right], [message("x"), right], [message("")],
+    for output in ([right], [], [message("x")], [right, output_call("read", {})], [output_call("read", {}), right], [message("x"), right],
+                       [message("")],
                    [message('{"name": "execute_bash", "arguments": {"command": "ls -la /a/b"}}')], [reasoning("hm"), right]):  # fmt: skip
         yield swe(expected, output)
     for name in ("Bash", "BASH", "shell_cmd", "read", "python", "execute-bash", "finish"):
@@ -229,7 +233,8 @@ def _swe_levels() -> Iterator[Case]:
 def _swe_targets() -> Iterator[Case]:
     off = {"enable_argument_similarity": False}
     files = [("b.py", "b.py"), ("/b.py", "b.py"), ("b.py", "/a/b.py"), ("a/b.py", "/x/a/b.py"), ("x/a/b.py", "/q/a/b.py"), ("a/b.py/", "a/b.py"),
-             ("./a/b.py", "a/b.py"), ("A/b.py", "a/b.py"), ("/w/p/q/f.py", "/z/p/q/f.py"), ("q/f.py", "/z/p/q/f.py"), (" a/b.py", "a/b.py"), ("", "a"),
+             ("./a/b.py", "a/b.py"), ("A/b.py", "a/b.py"), ("/w/p/q/f.py", "/z/p/q/f.py"), ("q/f.py", "/z/p/q/f.py"), (" a/b.py", "a/b.py"),
+             ("", "a"),
              ("/", "a"), ("a//b", "b")]  # fmt: skip
     for ours, theirs in files:
         for tool in ("edit", "read", "grep", "think"):
@@ -240,21 +245,28 @@ def _swe_targets() -> Iterator[Case]:
         expected, found = ({"path": "a/b", **({"command": command} if command else {})} for command in (ours, theirs))
         yield swe(call("edit", expected), [output_call("edit", found)], **off)
     ranges: list[tuple[Any, Any]] = [
-        ([1, 50], [1, 50]), ([1, 50], [10, 50]), ([1, 50], [11, 60]), ([10, 20], [1, 100]), ([1, 100], [10, 20]), ([1, -1], [1, -1]), ([5, 10], [5, -1]),
-        ([3, 3], [3, 3]), ([3, 4], [3, 4]), ("[1, 10]", [1, 10]), ("[1, 10]", "[20, 30]"), (["1", "10"], [20, 30]), ([1.7, 10.2], [1, 10]), (None, [1, 2]),
-        ("x", [1, 2]), ([1], [1, 2]), ([1, "end"], [5, 9]), ([True, 9], [1, 9]), ({"a": 1}, [1, 2]), (7, [1, 2]), ([None, 5], [1, 2]), ([50, 1], [50, 1]),
+        ([1, 50], [1, 50]), ([1, 50], [10, 50]), ([1, 50], [11, 60]), ([10, 20], [1, 100]), ([1, 100], [10, 20]), ([1, -1], [1, -1]), ([5, 10],
+        [5, -1]),
+        ([3, 3], [3, 3]), ([3, 4], [3, 4]), ("[1, 10]", [1, 10]), ("[1, 10]", "[20, 30]"), (["1", "10"], [20, 30]), ([1.7, 10.2], [1, 10]),
+        (None, [1, 2]),
+        ("x", [1, 2]), ([1], [1, 2]), ([1, "end"], [5, 9]), ([True, 9], [1, 9]), ({"a": 1}, [1, 2]), (7, [1, 2]), ([None, 5], [1, 2]), ([50, 1],
+        [50, 1]),
     ]  # fmt: skip
     for ours, theirs in ranges:
         for command in ("view", "create"):
             expected, found = ({"command": command, "path": "a/b", "view_range": value} for value in (ours, theirs))
             yield swe(call("edit", expected), [output_call("edit", found)], **off)
     commands = [
-        ("ls", "ls"), ("ls", "pwd"), ("ls a/b", "ls c/b"), ("ls a/b", "ls"), ("grep -r 'foo' src/models/", "grep -r 'foo' src/views/"), ("rm x", "rm zzzzzzzzzzzzzz"),
+        ("ls", "ls"), ("ls", "pwd"), ("ls a/b", "ls c/b"), ("ls a/b", "ls"), ("grep -r 'foo' src/models/", "grep -r 'foo' src/views/"),
+        ("rm x", "rm zzzzzzzzzzzzzz"),
         ("grep foo a/b c/d", "grep foo c/d"), ("cd /w/x && pytest t/a.py", "cd /w/x && pytest t/b.py"), ("cd /w/x && ls", "cd /w/x && rm -rf /w/x"),
         ("cat /a/b/c/d.py", "cat /z/b/c/d.py"), ("cat /a/b/c/d.py", "cat /z/y/c/d.py"), ("cat ./a", "cat ../a"), ("/usr/bin/python a", "python a"),
-        ("X=1 python a", "python a"), ("sed -n 1,5p /a/b", "sed -i s/x/y/ /a/b"), ("", "ls"), ("ls", ""), ("git diff", "git status"), ("cat /a", "cat /b"),
-        ("x --f=a/b", "x --f=a/c"), ('x "a/b"', "x 'a/b'"), ("cat `a/b`", "cat `a/c`"), ("x >a/b", "x >a/c"), ("wget http://x.y/z", "wget http://x.y/w"),
-        ("git log", "git commit -am 'x y z w v u t s r q p o n m'"), ("ls ~/a/b", "ls ~/a/c"), ("cat a/b/../c", "cat a/c"), (" ls", "ls "), ("(ls a/b)", "(ls a/b)"),
+        ("X=1 python a", "python a"), ("sed -n 1,5p /a/b", "sed -i s/x/y/ /a/b"), ("", "ls"), ("ls", ""), ("git diff", "git status"),
+        ("cat /a", "cat /b"),
+        ("x --f=a/b", "x --f=a/c"), ('x "a/b"', "x 'a/b'"), ("cat `a/b`", "cat `a/c`"), ("x >a/b", "x >a/c"),
+        ("wget http://x.y/z", "wget http://x.y/w"),
+        ("git log", "git commit -am 'x y z w v u t s r q p o n m'"), ("ls ~/a/b", "ls ~/a/c"), ("cat a/b/../c", "cat a/c"), (" ls", "ls "),
+        ("(ls a/b)", "(ls a/b)"),
     ]  # fmt: skip
     for ours, theirs in commands:
         yield swe(call("bash", {"command": ours}), [output_call("bash", {"command": theirs})], **off)
@@ -263,15 +275,20 @@ def _swe_targets() -> Iterator[Case]:
 
 def _swe_edits() -> Iterator[Case]:
     edits: list[tuple[Any, Any]] = [
-        ({"old_str": "abc", "new_str": "abd"}, {"old_str": "abc", "new_str": "abd"}), ({"old_str": "abc", "new_str": "abd"}, {"old_str": "abc", "new_str": "xyz"}),
-        ({"old_str": "abc", "new_str": "abd"}, {"old_str": "xyz", "new_str": "abd"}), ({"new_str": "x"}, {"new_str": "x"}), ({"new_str": "x"}, {"file_text": "x"}),
+        ({"old_str": "abc", "new_str": "abd"}, {"old_str": "abc", "new_str": "abd"}),
+        ({"old_str": "abc", "new_str": "abd"}, {"old_str": "abc", "new_str": "xyz"}),
+        ({"old_str": "abc", "new_str": "abd"}, {"old_str": "xyz", "new_str": "abd"}), ({"new_str": "x"}, {"new_str": "x"}),
+        ({"new_str": "x"}, {"file_text": "x"}),
         ({"old_str": "", "new_str": "x"}, {"old_str": "a", "new_str": "x"}), ({"old_str": "a", "new_str": ""}, {"old_str": "a", "new_str": ""}),
-        ({"old_str": "", "new_str": ""}, {"old_str": "", "new_str": "", "content": "z"}), ({"old_str": "a"}, {"old_str": "b"}), ({"patch": "abc"}, {"diff": "abd"}),
-        ({"content": "x"}, {"file_text": "x"}), ({"content": " x\n"}, {"content": "x"}), ({"patch": "abc", "content": "d"}, {"content": "d"}), ({}, {"content": "x"}),
+        ({"old_str": "", "new_str": ""}, {"old_str": "", "new_str": "", "content": "z"}), ({"old_str": "a"}, {"old_str": "b"}),
+        ({"patch": "abc"}, {"diff": "abd"}),
+        ({"content": "x"}, {"file_text": "x"}), ({"content": " x\n"}, {"content": "x"}), ({"patch": "abc", "content": "d"}, {"content": "d"}),
+        ({}, {"content": "x"}),
         ({"content": "x"}, {}), ({}, {}), ({"content": ""}, {"content": ""}), ({"old_str": 5, "new_str": None}, {"old_str": "5", "new_str": "None"}),
         ({"content": ["a"]}, {"content": "['a']"}), ({"old_string": "a", "new_string": "b"}, {"old_string": "c", "new_string": "d"}),
         ({"content": "x" * 2100}, {"content": "x" * 2000 + "y" * 100}), ({"patch": "x" * 2000}, {"patch": "x" * 1900 + "y" * 200}),
-        ({"content": ("abcdefghij" * 30) + "zz"}, {"content": ("bacdefghij" * 30) + "yy"}), ({"content": "return self.x\n" * 20}, {"content": "y" + "return self.x\n" * 20}),
+        ({"content": ("abcdefghij" * 30) + "zz"}, {"content": ("bacdefghij" * 30) + "yy"}),
+        ({"content": "return self.x\n" * 20}, {"content": "y" + "return self.x\n" * 20}),
     ]  # fmt: skip
     for expected, found in edits:
         for knobs in ({}, {"reward_mode": "continuous"}):
@@ -302,7 +319,8 @@ def _random_swe(source: random.Random) -> Case:
     def lines() -> Any:
         return source.choice([None, [1, 20], [2, 21], [1, 18], [30, 40], "[1, 20]", [1, -1], "x"])
 
-    makers = {"path": path, "command": lambda: source.choice(["view", "create", command(), command()]), "cmd": command, "old_str": text, "new_str": text,
+    makers = {"path": path, "command": lambda: source.choice(["view", "create", command(), command()]),
+    "cmd": command, "old_str": text, "new_str": text,
               "patch": text, "content": text, "file_text": text, "view_range": lines}  # fmt: skip
     expected = {key: make() for key, make in makers.items() if source.random() < 0.4}
     found = {key: makers[key]() if source.random() < 0.25 else value for key, value in expected.items() if source.random() < 0.9}
@@ -327,8 +345,10 @@ _LIST = reply_2("ls\n")
 def _terminus_text() -> Iterator[Case]:
     text = written(_LIST)
     for reply in (
-        text, f"```json\n{text}\n```", f"I list: {text}", f"{text} done", f"<think>x</think>{text}", f"x</think>{text}", f"<think>x</think>y</think>\n\n{text}",
-        f"<think>{text}", f"<THINK>x</THINK>{text}", f"<thinking>x</thinking>{text}", "", "[1]", "null", '{"analysis":', f"  \n{text}\n ", f"\u00a0{text}",
+        text, f"```json\n{text}\n```", f"I list: {text}", f"{text} done", f"<think>x</think>{text}", f"x</think>{text}",
+        f"<think>x</think>y</think>\n\n{text}",
+        f"<think>{text}", f"<THINK>x</THINK>{text}", f"<thinking>x</thinking>{text}", "", "[1]", "null", '{"analysis":', f"  \n{text}\n ",
+        f"\u00a0{text}",
         f"\ufeff{text}", f"{text}{text}", text[:-1], "{" * 50, '{"analysis": "a\nb", "plan": "p", "commands": [{"keystrokes": "ls\\n"}]}',
     ):  # fmt: skip
         yield terminus(_LIST, reply)
@@ -350,8 +370,10 @@ def _terminus_text() -> Iterator[Case]:
 
 def _terminus_schema() -> Iterator[Case]:
     one = {"keystrokes": "ls\n"}
-    for command in (one, {**one, "duration": "1"}, {**one, "duration": 1}, {**one, "duration": None}, {**one, "duration": True}, {**one, "duration": -5},
-                    {**one, "is_blocking": True}, {"keystrokes": 1}, {"keystrokes": None}, {}, {"duration": 1.0}, ["ls"], {**one, "timeout_sec": 3}):  # fmt: skip
+    for command in (one, {**one, "duration": "1"}, {**one, "duration": 1}, {**one, "duration": None}, {**one, "duration": True}, {**one,
+                       "duration": -5},
+                    {**one, "is_blocking": True}, {"keystrokes": 1}, {"keystrokes": None}, {}, {"duration": 1.0}, ["ls"],
+                    {**one, "timeout_sec": 3}):  # fmt: skip
         yield terminus(_LIST, reply_2(command))
         yield terminus(reply_2(command), _LIST)
     for members in ({"analysis": None}, {"plan": 3}, {"task_complete": "true"}, {"task_complete": None}, {"task_complete": 1}, {"commands": {}},
@@ -363,8 +385,10 @@ def _terminus_schema() -> Iterator[Case]:
     yield terminus(_LIST, '{"analysis": "a", "plan": "p", "commands": [], "commands": [{"keystrokes": "ls\\n"}]}')
     old = reply_1("ls\n")
     blocking = {"keystrokes": "ls\n", "is_blocking": False, "timeout_sec": 3}
-    for command in (blocking, {**blocking, "duration": 1}, {**blocking, "timeout_sec": True}, {**blocking, "is_blocking": 1}, {**blocking, "timeout_sec": None},
-                    {"keystrokes": "ls\n", "timeout_sec": 1}, {"keystrokes": "ls\n", "is_blocking": True}, one, {**blocking, "timeout_sec": 0.5}):  # fmt: skip
+    for command in (blocking, {**blocking, "duration": 1}, {**blocking, "timeout_sec": True}, {**blocking, "is_blocking": 1}, {**blocking,
+                       "timeout_sec": None},
+                    {"keystrokes": "ls\n", "timeout_sec": 1}, {"keystrokes": "ls\n", "is_blocking": True}, one, {**blocking,
+                    "timeout_sec": 0.5}):  # fmt: skip
         yield terminus(old, reply_1(command), "terminus_1")
     for missing in old:
         yield terminus(old, {key: value for key, value in old.items() if key != missing}, "terminus_1")
@@ -388,7 +412,8 @@ def _terminus_keystrokes() -> Iterator[Case]:
     for knobs in ({"enable_string_similarity": False}, {"string_similarity_threshold": 0.98}, {"string_similarity_threshold": 0.85}):
         for reply in (commit, near, far):
             yield terminus(commit, reply, **knobs)
-    for ours, theirs in ((["ls\n", "pwd\n"], ["ls\npwd\n"]), (["l", "s"], ["ls"]), (["aaaa\n", "bbbb\n"], ["bbbb\n", "aaaa\n"]), ([], []), ([], ["ls"]),
+    for ours, theirs in ((["ls\n", "pwd\n"], ["ls\npwd\n"]), (["l", "s"], ["ls"]), (["aaaa\n", "bbbb\n"], ["bbbb\n", "aaaa\n"]), ([], []), ([],
+                       ["ls"]),
                          (["ls"], []), ([""], []), (["rm -rf a\n"], ["rm -rf b\n"]), (["C-c"], ["C-d"]), (["\u00e9\n"], ["e\u0301\n"])):  # fmt: skip
         yield terminus(reply_2(*ours), reply_2(*theirs))
     long = "print(self.value)\n" * 15

@@ -19,7 +19,7 @@ TIERS = (
     {"types", "identity", "errors", "metrics", "progress", "rundir", "config", "actions"},
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
-    {"profiling", "training", "evaluation", "observability"},
+    {"profiling", "training", "evaluation", "observability", "gym"},
     {"build", "build_verifiers"},
     {"pipeline", "verifier_audit"},
     {"cli", "__main__"},
