@@ -166,24 +166,24 @@ class _Members(dict[str, ValueRule]):
 
 
 class _Compiler:
-    """One tool's schema to rules."""
+    """One tool's schema to rules. A definition used in several places has one rule per name it is used under, so what the recipe says of its
+    members by path holds in all of them."""
 
     def __init__(self, tool: str, root: Mapping[str, Any], recipe: RecipeRules) -> None:
         self._tool, self._root, self._recipe = tool, root, recipe
-        self._by_reference: dict[tuple[str, str], ValueRule] = {}
+        self._compiled: dict[tuple[int, str], tuple[Any, ValueRule]] = {}
         self._num_rules = 0
 
     def compile(self, schema: Any, path: tuple[str, ...]) -> ValueRule:
-        self._num_rules += 1
         if not isinstance(schema, Mapping) or len(path) > _MAX_SCHEMA_DEPTH or self._num_rules > _MAX_RULES_PER_TOOL:
             return self.unknown(path)
-        reference = schema.get("$ref")
-        key = (reference, path[-1] if path else "") if isinstance(reference, str) else None
-        if key is not None and key in self._by_reference:
-            return self._by_reference[key]
+        # The entry holds the schema, so the identity in its key is not reused. Entered before it is filled: the schema may hold itself.
+        key = (id(schema), path[-1] if path else "")
+        if (entry := self._compiled.get(key)) is not None:
+            return entry[1]
+        self._num_rules += 1
         rule = ValueRule()
-        if key is not None:
-            self._by_reference[key] = rule
+        self._compiled[key] = (schema, rule)
         self._fill(rule, self._merged(cast("Mapping[str, Any]", schema), 0), path)
         return rule
 
@@ -310,7 +310,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _choices(schema: Mapping[str, Any]) -> tuple[Any, ...]:
-    if "const" in schema:
+    if schema.get("const") is not None:
         return (schema["const"],)
     enum = schema.get("enum")
     return tuple(enum) if isinstance(enum, list) else ()

@@ -15,8 +15,10 @@ from typing import Any
 _MAX_CHARS = 2000
 # sqlglot tries several readings of an opening bracket, and its recursion depth is Python's.
 _MAX_NESTING_MARKS = 40
+_MAX_OPERATORS = 200
 _CACHED_STATEMENTS = 8192
 _NESTING = re.compile(r"[(\[{]|\bcase\b|\bnot\b|[-+~]{2}", re.IGNORECASE)
+_OPERATOR = re.compile(r"[-+*/%|.]")
 _LOOKS_LIKE_SQL = re.compile(r"\s*(?:select|insert|update|delete|drop|create|alter|truncate|with|merge|replace)\s", re.IGNORECASE)
 _MIRRORED = {"GT": "LT", "GTE": "LTE"}
 _SYMMETRIC = frozenset({"EQ", "NEQ", "NullSafeEQ"})
@@ -30,7 +32,7 @@ def looks_like_sql(text: str) -> bool:
 @lru_cache(maxsize=_CACHED_STATEMENTS)
 def sql_form(text: str) -> Hashable | None:
     """The form of one or more statements, or None where sqlglot cannot read them or they are beyond the bounds."""
-    if len(text) > _MAX_CHARS or sum(1 for _ in _NESTING.finditer(text)) > _MAX_NESTING_MARKS:
+    if len(text) > _MAX_CHARS or len(_NESTING.findall(text)) > _MAX_NESTING_MARKS or len(_OPERATOR.findall(text)) > _MAX_OPERATORS:
         return None
     import sqlglot
     from sqlglot.errors import SqlglotError
