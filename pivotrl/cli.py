@@ -124,11 +124,12 @@ def audit(
     labelled: Annotated[Path | None, typer.Option(metavar="FILE", help="Labelled pairs for precision and recall.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; runs/audit-V where not given.", show_default=False)] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Audit a sample of N turns.")] = None,
+    domain: Annotated[str | None, typer.Option(metavar="D", help="Audit turns and pairs of one domain alone.")] = None,
 ) -> None:
     """What a verifier accepts: the expert, rewritings that mean the same, corruptions. Exits 1 where it rejects an expert."""
     from pivotrl.verifier_audit import AuditRequest, run_audit
 
-    request = AuditRequest(data, verifier, overrides or [], against, labelled, limit)
+    request = AuditRequest(data, verifier, overrides or [], against, labelled, limit, domain)
     if run_audit(request, out or Path("runs") / f"audit-{verifier}"):
         sys.exit(EXIT_DISAGREES)
 

@@ -21,11 +21,13 @@ from pivotrl.errors import UserError
 from pivotrl.identity import file_id
 from pivotrl.progress import progress_bar
 from pivotrl.rundir import Stage, output_hash, write_json
+from pivotrl.types import Domain
 from pivotrl.verifiers.audit.measure import Audit
 from pivotrl.verifiers.audit.turns import ExpertTurn, count_turns, labelled_turns, quarantine_reasons, stored_turns
 from pivotrl.verifiers.labelled import LabelledPair, is_labelled_file, read_pairs
 
 RESULT = "audit.json"
+_DOMAINS_RULE = f"turns have one of the domains {', '.join(Domain)}, labelled pairs may have others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class AuditRequest:
     """Labelled pairs to measure precision and recall with, or None."""
     limit: int | None
     """Audit a sample of that many turns; None audits all."""
+    domain: str | None
+    """Audit turns and pairs of this domain alone; None audits all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,15 @@ def run_audit(request: AuditRequest, out: Path) -> int:
             raise UserError(
                 f"{request.data} holds no expert turn", rule="an audit needs candidates or labelled pairs", fix="see the audit.json of its ingest"
             )
-        _feed(audit, source)
+        _feed(audit, source, request.domain)
         inputs = source.inputs
+    if not audit.num_judged:
+        raise UserError(f"{request.data} holds nothing of the domain {request.domain}", rule=_DOMAINS_RULE, fix="leave --domain out, or correct it")
     settings = {
         "verifier": config.model_dump(mode="json"),
         "against": None if against is None else against.model_dump(mode="json"),
         "limit": request.limit,
+        "domain": request.domain,
     }
     result = {**settings, "data": request.data.name, **audit.result()}
     stage = Stage.reopen(out.parent, out.name, config=settings, inputs=inputs, seed=0)
@@ -101,13 +108,15 @@ def _second(words: str) -> Any:
 _AGAINST = 'write for example --against "tool_call message=exact"'
 
 
-def _feed(audit: Audit, source: _Source) -> None:
+def _feed(audit: Audit, source: _Source, domain: str | None) -> None:
     with progress_bar("audit", source.total, "turns") as bar:
         for turn in source.turns:
-            audit.add_turn(turn)
+            if domain in (None, turn.domain):
+                audit.add_turn(turn)
             bar.advance(1)
     for pair in source.pairs:
-        audit.add_pair(pair)
+        if domain in (None, pair.domain):
+            audit.add_pair(pair)
 
 
 @contextmanager

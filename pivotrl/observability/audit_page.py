@@ -25,7 +25,7 @@ def write_page(out: Path, result: Mapping[str, Any]) -> Path:
     """Writes index.html to the existing directory `out` and returns its path.
 
     Args:
-        result: what `Audit.result` gives, with `verifier`, `against`, `data` and `limit`.
+        result: what `Audit.result` gives, with `verifier`, `against`, `data`, `limit` and `domain`.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -103,7 +103,7 @@ def _ms(seconds: float) -> str:
 def _settings(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("data", str(result["data"])), *[(f"verifier.{key}", str(value)) for key, value in result["verifier"].items()]]
     rows += [(f"against.{key}", str(value)) for key, value in (result["against"] or {}).items()]
-    return rows + ([("limit", str(result["limit"]))] if result["limit"] is not None else [])
+    return rows + [(key, str(result[key])) for key in ("limit", "domain") if result[key] is not None]
 
 
 def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -149,7 +149,7 @@ def test_labelled_pairs_give_each_expert_once() -> None:
 
 def test_the_page_escapes_actions_and_needs_no_network(tmp_path: Path) -> None:
     evil = turn("a", call(id="<script>alert(1)</script>\ud800", n=1))
-    settings = {"verifier": {"type": "x"}, "against": None, "data": "<b>", "limit": None}
+    settings = {"verifier": {"type": "x"}, "against": None, "data": "<b>", "limit": None, "domain": None}
     page = write_page(tmp_path, {**audited(ANY, turns=[evil]), **settings}).read_text()
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
@@ -213,6 +213,11 @@ def test_trajectories_their_ingest_and_labelled_pairs_can_be_audited(
     assert sum(row["n"] for row in result["turns"]) == 3
     assert result["labelled"]["by_domain"]["message"]["precision"]["value"] < 0.7
     assert "precision" in out
+    code, out, _ = run(monkeypatch, capsys, *words[:5], "--domain", "message", "--out", "pairs")
+    result = json.loads(Path("pairs/audit.json").read_text())
+    assert code == 0
+    assert list(result["labelled"]["by_domain"]) == ["message"]
+    assert {row["domain"] for row in result["turns"]} == {"message"}
 
 
 def test_a_profile_s_quarantine_explains_a_rejected_expert(rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,6 +255,7 @@ def test_a_profile_s_quarantine_explains_a_rejected_expert(rows: Path, monkeypat
         (["rows.jsonl", "--verifier", "exact", "--labelled", "rows.jsonl"], ["states.json"]),
         (["empty.json", "--verifier", "exact"], ["nothing was kept"]),
         (["user.jsonl", "--verifier", "exact"], ["holds no expert turn"]),
+        (["rows.jsonl", "--verifier", "exact", "--domain", "swe"], ["nothing of the domain swe", "conversational, terminal, swe, search"]),
     ],
 )
 def test_errors_are_one_line(

@@ -154,6 +154,11 @@ class Audit:
             self._by_task[kind].add(turn.task_id, float(is_accepted(verdict)))
 
     @property
+    def num_judged(self) -> int:
+        """Verdicts so far."""
+        return len(self._seconds)
+
+    @property
     def num_unexplained(self) -> int:
         """Expert actions that were not accepted, not quarantined, and are well-formed."""
         return self._num_rejected_experts
