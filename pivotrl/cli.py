@@ -2,7 +2,7 @@
 
 Parses words and prints results; the work is in pipeline.py, imported only when a verb runs, so that `pivotrl --help` is
 quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3;
-`audit` exits 1 where a verifier rejects an expert's action.
+`audit` exits 1 where a verifier rejects an expert's action, `verify` where a compatibility verifier disagrees with its grader.
 """
 
 from __future__ import annotations
@@ -131,6 +131,21 @@ def audit(
 
     request = AuditRequest(data, verifier, overrides or [], against, labelled, limit, domain)
     if run_audit(request, out or Path("runs") / f"audit-{verifier}"):
+        sys.exit(EXIT_DISAGREES)
+
+
+@app.command()
+def verify(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS|RUN", help="NeMo-Gym rollouts (JSONL), or a profiled run.", show_default=False)],
+    verifier: Annotated[str, typer.Option(metavar="V", help="Type of the verifier, as in a recipe.", show_default=False)],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings of the verifier, values in YAML.")] = None,
+    expected: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows with the expert's actions, joined by uuid.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result to this file as well.")] = None,
+) -> None:
+    """Judge recorded actions again: agreement with their rewards. Exits 1 where a gym_* verifier differs from its grader."""
+    from pivotrl.gym_verbs import run_verify
+
+    if not run_verify(rows, verifier, overrides or [], expected=expected, out=out):
         sys.exit(EXIT_DISAGREES)
 
 

@@ -18,7 +18,8 @@ from pivotrl.trajectories.adapters.nemo_gym import ADAPTER
 from pivotrl.trajectories.adapters.responses_items import read_item_call
 from pivotrl.trajectories.files import discover, record_rows
 from pivotrl.trajectories.source import RawRow, RowDropped, RowQuarantined, SourceUnit
-from pivotrl.types import Action, Domain, Message, ParseOutcome, State, Trajectory
+from pivotrl.types import Action, Domain, ParseOutcome, State, Trajectory
+from pivotrl.verifiers.protocol import Case
 
 EXPECTED_KEYS = ("expected_action", "expected_answer")
 _HARNESSES = ("terminus_1", "terminus_2")
@@ -41,17 +42,17 @@ class GymRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedRow:
-    """A row with a response, ready to be judged again."""
+class Recorded:
+    """An action that was rewarded before, ready to be judged again."""
 
-    row: GymRow
-    state: State
-    expert: Action
-    action: Action
-    recorded_reward: float
-    threshold: float | None
+    place: str
+    """File and line, or candidate and sample: where to look it up."""
+    case: Case
+    reward: float
+    """The recorded one."""
+    threshold: float | None = None
     """The row's own similarity threshold (terminal rows), which overrides the grader's."""
-    harness: str | None
+    harness: str | None = None
     """`metadata.harness` (terminal rows)."""
 
 
@@ -86,8 +87,8 @@ def trajectory_of(row: GymRow) -> Trajectory:
     return ADAPTER.convert(RawRow(row.file, row.line - 1, row.line, dict(row.value)), None).trajectory
 
 
-def graded_row(row: GymRow, expected: Mapping[str, Mapping[str, Any]]) -> GradedRow:
-    """The row as a case with its recorded reward.
+def recorded(row: GymRow, expected: Mapping[str, Mapping[str, Any]]) -> Recorded:
+    """The row's response with its recorded reward.
 
     Args:
         expected: rows that hold the expert's action, by `uuid`, for recorded rollouts that do not.
@@ -114,20 +115,13 @@ def graded_row(row: GymRow, expected: Mapping[str, Mapping[str, Any]]) -> Graded
     is_terminal = trajectory.domain is Domain.TERMINAL
     if is_terminal and not _is_object(value["expected_answer"]):
         raise RowQuarantined("expected_answer is not a JSON object")
-    return GradedRow(
-        row,
-        State(trajectory.messages[:-1], trajectory.tools, trajectory.tool_origin),
-        action_of_message(trajectory.messages[-1]),
-        response_action(value["response"], is_terminal=is_terminal),
-        float(reward),
-        _threshold(value) if is_terminal else None,
-        _harness(value) if is_terminal else None,
-    )
-
-
-def action_of_message(message: Message) -> Action:
-    """The action that an assistant message is."""
-    return Action(message.content, message.tool_calls, message.reasoning, message.parse)
+    state = State(trajectory.messages[:-1], trajectory.tools, trajectory.tool_origin)
+    last = trajectory.messages[-1]
+    expert = Action(last.content, last.tool_calls, last.reasoning, last.parse)
+    case = Case(state, expert, response_action(value["response"], is_terminal=is_terminal))
+    if not is_terminal:
+        return Recorded(row.place, case, float(reward))
+    return Recorded(row.place, case, float(reward), _threshold(value), _harness(value))
 
 
 def response_action(response: Mapping[str, Any], *, is_terminal: bool) -> Action:

@@ -21,7 +21,7 @@ TIERS = (
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability", "gym"},
     {"build", "build_verifiers"},
-    {"pipeline", "verifier_audit"},
+    {"pipeline", "verifier_audit", "gym_verbs"},
     {"cli", "__main__"},
 )
 TORCH_FREE = ("cli", "config", "types", "metrics", "rundir", "identity", "trajectories", "actions", "verifiers", "pivots")

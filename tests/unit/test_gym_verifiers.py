@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pivotrl.config.gym_verifiers import GymSingleStepVerifierConfig, GymSwePivotVerifierConfig, GymTerminusVerifierConfig
 from pivotrl.config.load import load_recipe
 from pivotrl.errors import UserError
-from pivotrl.gym.rows import GymRow, graded_row
+from pivotrl.gym.rows import GymRow, recorded
 from pivotrl.trajectories.source import RowQuarantined
 from pivotrl.types import Action, ParseOutcome, State, ToolCall, ToolOrigin, Verdict, VerdictKind
 from pivotrl.verifiers.gym_similarity import TooCostly, similarity
@@ -54,10 +54,10 @@ def judged(case: dict[str, Any], version: str) -> Verdict | None:
     """Our verdict on a case, or None where the row has no expert action that could be read."""
     row = {"responses_create_params": {"input": []}, **case["row"], "response": {"output": case["output"]}, "reward": 0.0}
     try:
-        graded = graded_row(GymRow("graded.jsonl", 1, row), {})
+        one = recorded(GymRow("graded.jsonl", 1, row), {}).case
     except RowQuarantined:
         return None
-    return verifier_of(case, version).verify(graded.state, graded.expert, graded.action)
+    return verifier_of(case, version).verify(one.state, one.expert, one.action)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
