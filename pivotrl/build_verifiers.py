@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pivotrl.config.gym_verifiers import GymSingleStepVerifierConfig, GymSwePivotVerifierConfig, GymTerminusVerifierConfig
 from pivotrl.config.judge import JudgeVerifierConfig
+from pivotrl.config.shell_effect import ShellEffectVerifierConfig
 from pivotrl.config.verifiers import (
     ComposeVerifierConfig,
     ExactVerifierConfig,
@@ -53,6 +54,10 @@ def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Veri
             from pivotrl.verifiers.judge.verifier import JudgeVerifier
 
             return JudgeVerifier.from_config(config, expand(config.cache))
+        case ShellEffectVerifierConfig():
+            from pivotrl.verifiers.sandbox.shell_effect import ShellEffectVerifier
+
+            return ShellEffectVerifier(config, expand(config.fixture))
         case MessageVerifierConfig():
             from pivotrl.verifiers.message import MessageVerifier
 

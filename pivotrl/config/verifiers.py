@@ -9,6 +9,7 @@ from pydantic import Field
 from pivotrl.config.gym_verifiers import GymVerifierConfig
 from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.section import Fraction01, Section
+from pivotrl.config.shell_effect import ShellEffectVerifierConfig
 
 
 class ExactVerifierConfig(Section):
@@ -84,7 +85,13 @@ class SearchVerifierConfig(CallComparison):
 
 # What a cascade may hold: every form but the cascade itself.
 type MemberVerifierConfig = Annotated[
-    ExactVerifierConfig | ToolCallVerifierConfig | MessageVerifierConfig | SearchVerifierConfig | JudgeVerifierConfig | GymVerifierConfig,
+    ExactVerifierConfig
+    | ToolCallVerifierConfig
+    | MessageVerifierConfig
+    | SearchVerifierConfig
+    | JudgeVerifierConfig
+    | GymVerifierConfig
+    | ShellEffectVerifierConfig,
     Field(discriminator="type"),
 ]
 
@@ -118,6 +125,7 @@ type VerifierConfig = Annotated[
     | SearchVerifierConfig
     | JudgeVerifierConfig
     | GymVerifierConfig
+    | ShellEffectVerifierConfig
     | ComposeVerifierConfig,
     Field(discriminator="type"),
 ]
