@@ -75,7 +75,7 @@ def read_family(hf_config: Mapping[str, Any]) -> Any:
             rule=f"the trainer builds {', '.join(SUPPORTED_ARCHITECTURES)}",
             fix="choose a checkpoint of one of these",
         )
-    hf = CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
+    hf = CONFIG_MAPPING[hf_config["model_type"]].from_dict(_decode_floats(hf_config))
     for name, is_refused in (*_EVERY_FAMILY, *_REFUSALS[hf.model_type]):
         if is_refused(hf):
             raise UserError(
@@ -106,3 +106,10 @@ def rope_arguments(hf: Any) -> dict[str, Any]:
         rule=f"the trainer builds rope_type default, and for dense models llama3 with {_LLAMA3_ROPE}",
         fix="choose a checkpoint with one of these",
     )
+
+
+def _decode_floats(value: Any) -> Any:
+    """The configuration with infinities as numbers; JSON has none, so files hold {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        return float(value["__float__"]) if value.keys() == {"__float__"} else {key: _decode_floats(item) for key, item in value.items()}
+    return [_decode_floats(item) for item in value] if isinstance(value, list) else value

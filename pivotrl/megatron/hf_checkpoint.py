@@ -5,6 +5,7 @@ Knows files and Hugging Face names, not megatron-core (which it never imports). 
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,8 @@ def read_config(checkpoint_dir: Path) -> dict[str, Any]:
             rule="a checkpoint in Hugging Face form is a directory with config.json, *.safetensors and tokenizer files",
             fix="give the path of such a directory",
         )
-    return read_json(checkpoint_dir / CONFIG)
+    # Published hybrids hold a bare Infinity, which is no JSON; transformers writes it like this.
+    return json.loads((checkpoint_dir / CONFIG).read_text(), parse_constant=lambda name: {"__float__": name})
 
 
 class CheckpointTensors:

@@ -1,15 +1,17 @@
 """Weights between a Hugging Face checkpoint and the trainer's model, in any parallel layout: `load_hf`, `export_hf`, `save_hf`.
 
-All three are collective over the processes of the run. Nothing is converted silently: every tensor of the checkpoint is used, every
-parameter filled, and a round trip returns the same bits. Dense families are mapped by `dense_weights`, the others by Megatron-Bridge
-(`bridge`, an extra).
+All three are collective over the processes of the run. Nothing is converted silently: every tensor of the checkpoint is used or carried
+over, every parameter filled, and a round trip returns the same bits. Dense families are mapped by `dense_weights`, the others by
+Megatron-Bridge (`bridge`, an extra).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 import torch
@@ -26,6 +28,8 @@ from pivotrl.megatron.upstream import GPTModel
 _NAMES_SHOWN = 5
 # Old exports store the rotary frequencies, which the config determines.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
+# Heads that predict further tokens: not built, so a saved checkpoint has them as its source did.
+_CARRIED_PREFIX = "mtp."
 
 
 def load_hf(chunks: Sequence[LanguageModel], checkpoint_dir: Path) -> None:
@@ -35,12 +39,15 @@ def load_hf(chunks: Sequence[LanguageModel], checkpoint_dir: Path) -> None:
         UserError: where a tensor is left over, missing or has another shape, naming the first few.
     """
     with CheckpointTensors(checkpoint_dir) as tensors:
-        dense = _dense(chunks)
+        is_tied = chunks[0].share_embeddings_and_output_weights
         # A head stored although it is tied is compared with the embedding instead.
-        ignored = {HEAD, *(name for name in tensors.files if name.endswith(_DERIVED_SUFFIX))}
-        check_census(dense_weights.expected_names(dense), tensors.files, ignored, checkpoint_dir)
-        dense_weights.load(dense, tensors.read)
-        if HEAD in tensors.files and dense[0].share_embeddings_and_output_weights:
+        ignored = {name for name in tensors.files if name.endswith(_DERIVED_SUFFIX) or is_carried(name) or (is_tied and name == HEAD)}
+        check_census(expected_names(chunks), tensors.files, ignored, checkpoint_dir)
+        if _is_dense(chunks):
+            dense_weights.load(_dense(chunks), tensors.read)
+        else:
+            _bridge().load(chunks, tensors)
+        if is_tied and HEAD in tensors.files:
             _check_tied_head(tensors.read(EMBEDDING), tensors.read(HEAD), checkpoint_dir)
 
 
@@ -49,14 +56,24 @@ def export_hf(chunks: Sequence[LanguageModel]) -> Iterator[tuple[str, torch.Tens
 
     A tensor may share memory with the model: copy what must outlive the next step. A tied output head is not repeated.
     """
-    return dense_weights.export(_dense(chunks))
+    return dense_weights.export(_dense(chunks)) if _is_dense(chunks) else _bridge().export(chunks)
+
+
+def expected_names(chunks: Sequence[LanguageModel]) -> set[str]:
+    """Hugging Face names of all tensors the whole model is made of, a tied head not repeated."""
+    return dense_weights.expected_names(_dense(chunks)) if _is_dense(chunks) else _bridge().expected_names(chunks)
+
+
+def is_carried(name: str) -> bool:
+    """Whether a checkpoint's tensor is no part of the trained model and goes from the source to a saved checkpoint as it is."""
+    return name.startswith(_CARRIED_PREFIX)
 
 
 def save_hf(chunks: Sequence[LanguageModel], *, source_dir: Path, out_dir: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Writes the model as a Hugging Face checkpoint, whole or not at all; the first process writes, all return when it is done.
 
     Args:
-        source_dir: the checkpoint the model came from: its config and its tokenizer files go with the new weights.
+        source_dir: the checkpoint the model came from: its config, tokenizer files and carried tensors go with the new weights.
         max_shard_bytes: size of a weights file, bytes.
 
     Raises:
@@ -66,7 +83,10 @@ def save_hf(chunks: Sequence[LanguageModel], *, source_dir: Path, out_dir: Path,
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            write_checkpoint(tensors, read_config(source_dir), companions_dir=source_dir, out_dir=out_dir, max_shard_bytes=max_shard_bytes)
+            with CheckpointTensors(source_dir) as source:
+                carried = ((name, source.read(name)) for name in source.files if is_carried(name))
+                config = read_config(source_dir)
+                write_checkpoint(chain(tensors, carried), config, companions_dir=source_dir, out_dir=out_dir, max_shard_bytes=max_shard_bytes)
         except (UserError, OSError) as error:
             failure = error
     # Exporting is collective: a process that does not write, or no longer does, still takes part to the end.
@@ -100,8 +120,19 @@ def check_census(expected: Iterable[str], stored: Iterable[str], ignored: Iterab
             )
 
 
+def _is_dense(chunks: Sequence[LanguageModel]) -> bool:
+    return isinstance(chunks[0], GPTModel) and chunks[0].config.num_moe_experts is None
+
+
 def _dense(chunks: Sequence[LanguageModel]) -> Sequence[GPTModel]:
     return cast(Sequence[GPTModel], chunks)
+
+
+def _bridge() -> ModuleType:
+    """The module `bridge`, loaded only where it is needed: see its first paragraph."""
+    from pivotrl.megatron import bridge
+
+    return bridge
 
 
 def _check_tied_head(embedding: torch.Tensor, head: torch.Tensor, checkpoint_dir: Path) -> None:

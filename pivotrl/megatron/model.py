@@ -47,15 +47,14 @@ def build_model(hf_config: Mapping[str, Any], parallel: ParallelConfig, *, moe: 
         chunks = bridge.build_chunks(hf, {**shared_arguments(), **layout_arguments(parallel)}, moe or MoeConfig())
     else:
         config = dense_config(hf, parallel)
-        chunks = [_dense_chunk(hf, config, stage) for stage in virtual_stages(parallel)]
+        chunks = [_dense_chunk(hf, config, stage) for stage in virtual_stages(parallel.virtual_pipeline_model_parallel_size)]
     for chunk in chunks:
         share_prefixes(chunk)
     return [chunk.to(PLATFORM.device) for chunk in chunks]
 
 
-def virtual_stages(parallel: ParallelConfig) -> list[int | None]:
+def virtual_stages(count: int | None) -> list[int | None]:
     """Upstream's number of every chunk of this process; None for the only one."""
-    count = parallel.virtual_pipeline_model_parallel_size
     return [None] if count is None else list(range(count))
 
 

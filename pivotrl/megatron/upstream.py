@@ -30,11 +30,13 @@ from megatron.core.tensor_parallel.mappings import (  # noqa: E402
     reduce_from_tensor_model_parallel_region,
 )
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.enums import AttnBackend  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from megatron.core.utils import unwrap_model  # noqa: E402
 
 __all__ = [
     "PLATFORM",
+    "AttnBackend",
     "CheckpointingException",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, NemotronHConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from pivotrl.objective.microbatch import LossTerms, MicroBatch
@@ -23,19 +23,42 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-_FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+_HYBRID = {
+    "intermediate_size": 48,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
+# A tiny model of the same shape as each family: its class of configuration and what it has beside `_SIZES`.
+_FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 16}),
+    "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    # Mamba, attention and plain layers, as Nemotron-H; Nemotron-3 has experts behind a latent projection in place of the plain ones.
+    "nemotron_h": (NemotronHConfig, {"head_dim": 16, **_HYBRID, "hybrid_override_pattern": "M*M-"}),
+    "nemotron_3": (NemotronHConfig, {"head_dim": 16, **_HYBRID, "hybrid_override_pattern": "ME*E", "moe_latent_size": 16}),
+}
 
 
 def hf_model(family: str, *, seed: int = 0, **settings: Any) -> PreTrainedModel:
     """A random model in float32, every tensor random: norms and biases too, so that a forgotten one shows."""
-    extra = {"head_dim": 16} if family == "qwen3" else {}
-    config = _FAMILIES[family](**{**_SIZES, "tie_word_embeddings": False, **extra, **settings})
+    kind, extra = _FAMILIES[family]
+    config = kind(**{**_SIZES, "tie_word_embeddings": False, **extra, **settings})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        for name, parameter in [*model.named_parameters(), *biases]:
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.1 * noise if parameter.dim() == 1 else 0.15 * noise)
+            center = 0.0 if name.endswith(("e_score_correction_bias", "dt_bias")) else 1.0
+            parameter.copy_(center + 0.1 * noise if parameter.dim() == 1 else 0.15 * noise)
     return model
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.extensions import transformer_engine as upstream_layers
 from megatron.core.extensions import transformer_engine_spec_provider as upstream_provider
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import transformer_block
+from megatron.core.transformer.moe import moe_layer
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 from pivotrl.megatron.cpu.layers import CausalAttention, Norm, norm_parameters, normalize
 
@@ -49,11 +52,36 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
         return super().forward(normalized, *arguments, **keywords)
 
 
+class TELinear(torch.nn.Module):
+    """Linear that every tensor parallel process holds whole; upstream uses it for the latent projections of experts."""
+
+    def __init__(
+        self, input_size: int, output_size: int, *, parallel_mode: str | None, config: TransformerConfig, bias: bool, **_linear_arguments: Any
+    ) -> None:
+        super().__init__()
+        if parallel_mode != "duplicated" or bias:
+            raise NotImplementedError(f"the CPU platform has no TELinear with parallel_mode {parallel_mode} and bias {bias}")
+        self.config = config
+        self.parallel_mode = None  # As transformer-engine says "not split" to whoever saves or converts the module.
+        self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+        # Upstream's `finalize_model_grads` sums the gradients of the tensor parallel processes, each of which saw part of the sequence.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """(linear(hidden), no bias)."""
+        return torch.nn.functional.linear(hidden, self.weight), None
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """One copy of the weight for all tensor parallel processes."""
+        groups = {"tp_group": parallel_state.get_tensor_model_parallel_group(), "dp_cp_group": metadata["dp_cp_group"]}
+        return make_sharded_tensors_for_checkpoint(self.state_dict(prefix="", keep_vars=True), prefix, None, sharded_offsets, **groups)
+
+
 class TEDotProductAttention(CausalAttention):
     """Core attention."""
 
 
-_STAND_INS = (TENorm, TEColumnParallelLinear, TERowParallelLinear, TELayerNormColumnParallelLinear, TEDotProductAttention)
+_STAND_INS = (TENorm, TELinear, TEColumnParallelLinear, TERowParallelLinear, TELayerNormColumnParallelLinear, TEDotProductAttention)
 
 
 def install() -> None:
@@ -69,6 +97,7 @@ def install() -> None:
             setattr(module, stand_in.__name__, stand_in)
     # Upstream takes another norm for queries and keys where transformer-engine is older than 1.9.
     upstream_provider.is_te_min_version = lambda *_args, **_kwargs: True
-    # These two modules decided at import that transformer-engine is absent.
+    # These modules decided at import that transformer-engine is absent.
     gpt_layer_specs.TESpecProvider = upstream_provider.TESpecProvider
     transformer_block.LayerNormImpl = TENorm
+    moe_layer.HAVE_TE, moe_layer.TELinear = True, TELinear

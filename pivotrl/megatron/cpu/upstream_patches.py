@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pivotrl.megatron.cpu.mamba_mixer import patch_mamba_mixer
 from pivotrl.megatron.cpu.torch_proxy import ModulePatch, get_rng_state, set_rng_state
 from pivotrl.megatron.slices import own_positions
 
@@ -82,6 +83,7 @@ def _patch_rotary(module: ModuleType) -> None:
 PATCHES: Mapping[str, ModulePatch] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.models.common.embeddings.rope_utils": _patch_rotary,
+    "megatron.core.ssm.mamba_mixer": patch_mamba_mixer,
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
     "megatron.core.optimizer.optimizer": _patch_optimizer,
