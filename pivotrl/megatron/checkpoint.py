@@ -1,24 +1,30 @@
 """Training checkpoints: model and optimizer through megatron-core's dist_checkpointing, everything else as JSON beside them.
 
-A run's checkpoint directory holds ``step_00000012`` and the like, each complete or absent, the newest two kept. The optimizer is
-stored in upstream's fully reshardable form, so that another parallel layout can load it. Loading restores the state bit for bit, which
-takes three repairs of what upstream (0.19.2) does with torch's AdamW; each is named where it is made.
+A run's checkpoint directory holds ``step_00000012`` and the like, each complete or absent, the newest two kept. Saving and loading are
+collective: every process writes and reads its part, the first one makes the directory and marks it complete. The optimizer is stored in
+upstream's fully reshardable form, so that another parallel layout can load it. Loading restores the state bit for bit, which takes three
+repairs of what upstream (0.19.2) does with torch's AdamW; each is named where it is made. Nothing foreign is unpickled (`untrusted`).
 """
 
 from __future__ import annotations
 
+import pickle
 import queue
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from pivotrl.errors import UserError
-from pivotrl.megatron.directories import atomic_directory, is_complete
+from pivotrl.megatron.directories import atomic_directory, is_complete, temporary_path
 from pivotrl.megatron.model import LanguageModel
+from pivotrl.megatron.untrusted import check_index, weights_only
 from pivotrl.megatron.upstream import (
     PLATFORM,
     CheckpointingException,
@@ -33,6 +39,7 @@ KEPT = 2
 _STEP_PREFIX = "step_"
 _STATE = "state"
 _RECORD = "record.json"
+_NAMES_SHOWN = 3
 _OPTIMIZER_FORMAT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
@@ -51,6 +58,10 @@ class CheckpointRecord:
     """Content hash of the Hugging Face checkpoint the run started from: the reference policy is loaded from there, not from here."""
     extra: Mapping[str, Any]
     """The caller's own position (data, metrics, ledger)."""
+    has_expert_optimizer: bool
+    """Whether the experts' parameters had an optimizer of their own, as upstream gives them where expert_model_parallel_size > 1."""
+    file_bytes: Mapping[str, int]
+    """Size of every file of the state, by name: what a truncated or half-copied checkpoint is told by without reading terabytes."""
 
 
 def completed_checkpoints(root: Path) -> list[Path]:
@@ -63,59 +74,129 @@ def save(root: Path, record: CheckpointRecord, *, model: Sequence[LanguageModel]
 
     Returns:
         The new checkpoint's directory.
+
+    Raises:
+        UserError: where a process cannot write, for example on a full disk; earlier checkpoints are untouched.
     """
     path = root / f"{_STEP_PREFIX}{record.steps_done:08d}"
     fill_empty_optimizer_state(optimizer)
-    with atomic_directory(path) as temporary:
-        (temporary / _STATE).mkdir()
-        state = _sharded_state(model, optimizer, is_loading=False)
-        # Upstream starts a process to carry the writer's results, which matters only for a writer in another process. Here the writer is a
-        # thread, and a process would outlive a killed run.
-        filesystem_async._results_queue = queue.Queue()
-        dist_checkpointing.save(state, str(temporary / _STATE), content_metadata=_OPTIMIZER_FORMAT, verify_integrity=True)
-        write_json(
-            temporary / _RECORD,
-            {"steps_done": record.steps_done, "initial_weights_id": record.initial_weights_id, "extra": record.extra},
-        )
-    for outdated in completed_checkpoints(root)[:-KEPT]:
-        shutil.rmtree(outdated)
+    state = _sharded_state(model, optimizer, is_loading=False)
+    try:
+        with _shared_directory(path) as temporary:
+            _save_state(state, temporary / _STATE)
+            if dist.get_rank() == 0:
+                write_json(temporary / _RECORD, asdict(replace(record, file_bytes=_file_bytes(temporary / _STATE))))
+    except (CheckpointException, OSError) as error:
+        raise UserError(
+            f"{path} cannot be written: {_one_line(error)}",
+            rule="a checkpoint appears whole or not at all; those before it are untouched",
+            fix="make room or correct the path's permissions; the same command resumes",
+        ) from error
+    if dist.get_rank() == 0:
+        for outdated in completed_checkpoints(root)[:-KEPT]:
+            shutil.rmtree(outdated)
     return path
 
 
-def load(root: Path, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer, initial_weights_id: str) -> CheckpointRecord:
-    """Restores model and optimizer from the newest complete checkpoint below `root`.
+def load(
+    root: Path, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer, initial_weights_id: str, resume: Literal["full", "weights"]
+) -> CheckpointRecord:
+    """Restores model and optimizer from the newest complete checkpoint below `root`, in whatever layout it was written.
 
     Args:
         initial_weights_id: content hash of the checkpoint this trainer was built from.
+        resume: `weights` leaves the optimizer as it is, its moments at 0.
 
     Raises:
-        UserError: where there is no complete checkpoint, its files changed since they were written, or it belongs to a run that started
-            from other weights.
+        UserError: where there is no complete checkpoint, its files changed since they were written, hold what no checkpoint holds, or
+            belong to a run that started from other weights, or the optimizer's state cannot be moved to this layout.
     """
     checkpoints = completed_checkpoints(root)
     if not checkpoints:
         raise UserError(f"{root} holds no complete checkpoint", rule="resuming needs one", fix="start the stage without resuming")
     path = checkpoints[-1]
-    record = CheckpointRecord(**read_json(path / _RECORD))
+    record = _read_record(path)
     if record.initial_weights_id != initial_weights_id:
         raise UserError(
             f"{path} belongs to a run that started from other weights",
             rule="the reference policy and the checkpoint must come from the same initial checkpoint",
             fix="give the initial checkpoint the run was started with, or start anew in another run directory",
         )
-    fill_empty_optimizer_state(optimizer)
-    sharded_state = _sharded_state(model, optimizer, is_loading=True)
-    try:
-        state: Any = dist_checkpointing.load(sharded_state, str(path / _STATE), verify_integrity=True)
-    except CheckpointingException as error:
+    if resume == "full" and record.has_expert_optimizer != has_expert_optimizer():
+        before, here = ("> 1", "1") if record.has_expert_optimizer else ("1", "> 1")
         raise UserError(
-            f"{path} cannot be read: {error}", rule="a checkpoint is read whole", fix="remove it to resume from the one before"
-        ) from error
+            f"{path} was written with parallel.expert_model_parallel_size {before} and it is {here} here",
+            rule="beyond 1 the experts' optimizer state is stored apart, and upstream moves it neither there nor back",
+            fix="resume in the old layout, or set parallel.resume to weights: all is kept but Adam's moments, which start at 0",
+        )
+    fill_empty_optimizer_state(optimizer)
+    state = _load_state(_sharded_state(model, optimizer if resume == "full" else None, is_loading=True), path, record)
     for index, chunk in enumerate(model):
         chunk.load_state_dict(state[f"model{index}"])
-    optimizer.load_state_dict(state["optimizer"])
-    separate_step_counters(optimizer)
+    if resume == "weights":
+        optimizer.reload_model_params()
+    else:
+        optimizer.load_state_dict(state["optimizer"])
+        separate_step_counters(optimizer)
     return record
+
+
+def has_expert_optimizer() -> bool:
+    """Whether upstream, in the current layout, makes an optimizer of its own for experts."""
+    return parallel_state.get_expert_model_parallel_world_size() > 1
+
+
+def _read_record(path: Path) -> CheckpointRecord:
+    try:
+        return CheckpointRecord(**read_json(path / _RECORD))
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _load_state(sharded_state: dict[str, Any], path: Path, record: CheckpointRecord) -> Any:
+    try:
+        found = _file_bytes(path / _STATE)
+        if found != record.file_bytes:
+            changed = sorted(name for name in found.keys() | record.file_bytes.keys() if found.get(name) != record.file_bytes.get(name))
+            raise _unreadable(path, ValueError(f"files changed since they were written: {', '.join(changed[:_NAMES_SHOWN])}"))
+        check_index(path / _STATE)
+        with weights_only():
+            return dist_checkpointing.load(sharded_state, str(path / _STATE))
+    except (CheckpointingException, CheckpointException, pickle.UnpicklingError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _file_bytes(state_dir: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in sorted(state_dir.iterdir())}
+
+
+def _unreadable(path: Path, error: BaseException) -> UserError:
+    return UserError(f"{path} cannot be read: {_one_line(error)}", rule="a checkpoint is read whole", fix="remove it to resume from the one before")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _shared_directory(path: Path) -> Iterator[Path]:
+    """`atomic_directory` for a directory that all processes write into: the first makes and completes it while the others wait."""
+    if dist.get_rank() == 0:
+        with atomic_directory(path) as temporary:
+            (temporary / _STATE).mkdir()
+            dist.barrier()
+            yield temporary
+    else:
+        dist.barrier()
+        yield temporary_path(path)
+    dist.barrier()
+
+
+def _save_state(state: dict[str, Any], state_dir: Path) -> None:
+    # Upstream starts a process to carry the writer's results, which matters only for a writer in another process. Here the writer is a
+    # thread, and a process would outlive a killed run.
+    filesystem_async._results_queue = queue.Queue()
+    dist_checkpointing.save(state, str(state_dir), content_metadata=_OPTIMIZER_FORMAT)
 
 
 def fill_empty_optimizer_state(optimizer: MegatronOptimizer) -> None:
@@ -149,8 +230,10 @@ def _torch_adams(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer
             yield part.optimizer
 
 
-def _sharded_state(model: Sequence[LanguageModel], optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+def _sharded_state(model: Sequence[LanguageModel], optimizer: MegatronOptimizer | None, *, is_loading: bool) -> dict[str, Any]:
     metadata = {**_OPTIMIZER_FORMAT, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     # The names are this process's own: what identifies a tensor in the files is its place in the whole model.
     chunks = {f"model{index}": chunk.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(model)}
+    if optimizer is None:
+        return chunks
     return {**chunks, "optimizer": optimizer.sharded_state_dict(chunks, is_loading=is_loading, metadata=metadata)}

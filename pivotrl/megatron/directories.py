@@ -20,7 +20,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     After an exception `path` is as it was. The completion marker is written last, before the rename, so that `is_complete` also rejects a
     copy that was cut short. A crash leaves the old directory or the new one, or none in the instant between the two renames.
     """
-    temporary, replaced = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    temporary, replaced = temporary_path(path), path.with_name(f".{path.name}.old")
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -34,6 +34,11 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         path.rename(replaced)
     temporary.rename(path)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Where `atomic_directory` writes what will become `path`."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def is_complete(path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.nn import functional
 
 from pivotrl.config.schema import MoeConfig, ParallelConfig
@@ -79,7 +80,7 @@ def shared_arguments() -> dict[str, Any]:
         "use_cpu_initialization": not PLATFORM.is_gpu,
         "params_dtype": PLATFORM.parameter_dtype,
         "pipeline_dtype": PLATFORM.parameter_dtype,
-        "bf16": PLATFORM.is_gpu,
+        "bf16": PLATFORM.parameter_dtype == torch.bfloat16,
         "bias_activation_fusion": PLATFORM.is_gpu,
         "bias_dropout_fusion": PLATFORM.is_gpu,
         "apply_rope_fusion": PLATFORM.is_gpu,

@@ -157,7 +157,7 @@ class Trainer:
             path: the run's directory of checkpoints.
             extra: the caller's position, JSON-ready; `load_checkpoint` returns it.
         """
-        record = CheckpointRecord(self._steps_done, self._initial_weights_id, extra)
+        record = CheckpointRecord(self._steps_done, self._initial_weights_id, extra, checkpoint.has_expert_optimizer(), file_bytes={})
         checkpoint.save(path, record, model=self._policy, optimizer=self._require_update().optimizer)
 
     def load_checkpoint(self, path: Path) -> Mapping[str, Any]:
@@ -169,8 +169,10 @@ class Trainer:
         Raises:
             UserError: where there is none, or it belongs to a run from other initial weights.
         """
-        optimizer = self._require_update().optimizer
-        record = checkpoint.load(path, model=self._policy, optimizer=optimizer, initial_weights_id=self._initial_weights_id)
+        update = self._require_update()
+        record = checkpoint.load(
+            path, model=self._policy, optimizer=update.optimizer, initial_weights_id=self._initial_weights_id, resume=update.resume
+        )
         self._steps_done = record.steps_done
         return record.extra
 

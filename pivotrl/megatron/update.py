@@ -28,6 +28,7 @@ class PolicyUpdate:
 
     def __init__(self, policy: Sequence[LanguageModel], config: OptimizerConfig, parallel: ParallelConfig, *, num_steps: int) -> None:
         self._config, self._num_steps = config, num_steps
+        self.resume = parallel.resume
         reduction = upstream.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=parallel.overlap_grad_reduce
         )
@@ -38,8 +39,8 @@ class PolicyUpdate:
         for chunk in self.chunks:
             chunk.config.finalize_model_grads_func = _sum_gradients
             if parallel.overlap_grad_reduce:
-                chunk.config.no_sync_func = [each.no_sync for each in self.chunks]
-                chunk.config.grad_sync_func = [each.start_grad_sync for each in self.chunks]
+                chunk.config.no_sync_func = _each([each.no_sync for each in self.chunks])
+                chunk.config.grad_sync_func = _each([each.start_grad_sync for each in self.chunks])
         optimizer_config = upstream.OptimizerConfig(
             optimizer="adam",
             lr=config.lr,
@@ -49,7 +50,7 @@ class PolicyUpdate:
             adam_eps=config.eps,
             clip_grad=config.max_grad_norm,
             params_dtype=PLATFORM.parameter_dtype,
-            bf16=PLATFORM.is_gpu,
+            bf16=PLATFORM.parameter_dtype == torch.bfloat16,
             use_distributed_optimizer=True,
         )
         self.optimizer = upstream.get_megatron_optimizer(optimizer_config, self.chunks)
@@ -72,6 +73,11 @@ class PolicyUpdate:
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         _, grad_norm, _ = cast("tuple[bool, float, int | None]", self.optimizer.step())
         return float(grad_norm)
+
+
+def _each(functions: list[Any]) -> Any:
+    """Upstream's schedules take a list of functions where there are several chunks and a bare function where there is one."""
+    return functions if len(functions) > 1 else functions[0]
 
 
 def _sum_gradients(model: list[torch.nn.Module], _num_tokens: torch.Tensor | None, **groups: Any) -> None:

@@ -11,6 +11,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pivotrl.megatron.cpu.mamba_mixer import patch_mamba_mixer
 from pivotrl.megatron.cpu.torch_proxy import ModulePatch, get_rng_state, set_rng_state
@@ -80,11 +81,50 @@ def _patch_rotary(module: ModuleType) -> None:
     module.get_pos_emb_on_this_cp_rank = on_this_rank
 
 
+def _patch_token_dispatcher(module: ModuleType) -> None:
+    """Upstream turns split sizes into a list of ints only on their way from a GPU; gloo's all-to-all takes no tensors either."""
+
+    def maybe_move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: FBT001 (upstream's signature)
+        del record_stream
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    module.maybe_move_tensor_to_cpu = maybe_move
+
+
+def _patch_mappings(module: ModuleType) -> None:
+    """Experts split over processes gather as many tokens as each process happens to have; gloo gathers and scatters equal sizes only."""
+    gather, scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
+
+    def is_even(group: Any, sizes: Any) -> bool:
+        return group.size() == 1 or sizes is None or len({int(size) for size in sizes}) == 1
+
+    def uneven_gather(input_: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> torch.Tensor:  # noqa: FBT001
+        if is_even(group, output_split_sizes):
+            return gather(input_, group, output_split_sizes, use_global_buffer)
+        sizes = [int(size) for size in output_split_sizes]
+        padded = input_.new_zeros(max(sizes), *input_.shape[1:])
+        padded[: len(input_)] = input_
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def uneven_scatter(input_: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> torch.Tensor:  # noqa: FBT001
+        if is_even(group, input_split_sizes):
+            return scatter(input_, group, input_split_sizes, use_global_buffer)
+        total = input_.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total.split([int(size) for size in input_split_sizes])[group.rank()].clone()
+
+    module._gather_along_first_dim, module._reduce_scatter_along_first_dim = uneven_gather, uneven_scatter
+
+
 PATCHES: Mapping[str, ModulePatch] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.models.common.embeddings.rope_utils": _patch_rotary,
     "megatron.core.ssm.mamba_mixer": patch_mamba_mixer,
+    "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.tensor_parallel.random": _patch_random,
+    "megatron.core.transformer.moe.token_dispatcher": _patch_token_dispatcher,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
     "megatron.core.optimizer.optimizer": _patch_optimizer,
     "megatron.core.optimizer.clip_grads": _patch_clip_grads,
