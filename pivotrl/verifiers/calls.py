@@ -9,7 +9,7 @@ from pivotrl.config.verifiers import CallComparison
 from pivotrl.types import State, ToolCall, ToolOrigin, Verdict
 from pivotrl.verifiers.argument_kinds import Kind, words_of_name
 from pivotrl.verifiers.argument_schema import RecipeRules, RuleBook, ValueRule
-from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Arguments, Prose, TooDeep, difference, read_arguments
+from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Arguments, Prose, TooDeep, arguments_tree, difference, key_difference, read_object
 from pivotrl.verifiers.matching import MAX_MATCHED, maximum_matching
 from pivotrl.verifiers.text_similarity import DESTRUCTIVE_WORDS, similar_query, similar_text
 
@@ -49,10 +49,12 @@ class CallComparator:
         theirs = self._expert(expert.arguments, rule, is_parsed=is_parsed)
         if expert.arguments == action.arguments:
             return None
-        ours = read_arguments(action.arguments, rule, is_parsed=is_parsed, like=theirs)
-        if ours is None:
+        values = read_object(action.arguments)
+        if values is None:
             raise MalformedAction
-        return difference(theirs.tree, ours.tree, self._similar)
+        if (found := key_difference(theirs, values, rule)) is not None:
+            return found
+        return difference(theirs.tree, arguments_tree(values, rule, is_parsed=is_parsed, like=theirs), self._similar)
 
     def is_destructive(self, name: str) -> bool:
         """Whether a tool's name holds a destructive word, of the built-in list or the recipe's."""
@@ -69,7 +71,9 @@ class CallComparator:
         if (entry := self._experts.get(key)) is None:
             if len(self._experts) >= _CACHED_EXPERT_CALLS:
                 self._experts.clear()
-            entry = self._experts[key] = (rule, read_arguments(arguments, rule, is_parsed=is_parsed))
+            values = read_object(arguments)
+            found = None if values is None else Arguments(values, arguments_tree(values, rule, is_parsed=is_parsed))
+            entry = self._experts[key] = (rule, found)
         if entry[1] is None:
             raise MalformedExpert
         return entry[1]

@@ -99,8 +99,28 @@ class Arguments:
     tree: Tree
 
 
-def read_arguments(text: str, rule: ValueRule, *, is_parsed: bool, like: Arguments | None = None) -> Arguments | None:
-    """The arguments of a call, or None where they are not a JSON object. Blank text is no arguments.
+def key_difference(expert: Arguments, values: dict[str, Any], rule: ValueRule) -> tuple[str, str] | None:
+    """The difference that the names alone tell, before any value is read: (reason, argument name), or None where they tell none."""
+    for key in expert.tree:
+        if key not in values and key not in rule.defaults:
+            return "missing argument", key
+    for key in values:
+        if key not in expert.tree and key not in rule.members and key not in rule.ignored:
+            return "unexpected argument", key
+    return None
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as JSON values, or None where they are not a JSON object. Blank text is no arguments."""
+    try:
+        values: Any = orjson.loads(text) if text.strip() else {}
+    except (orjson.JSONDecodeError, ValueError):
+        return None
+    return cast("dict[str, Any]", values) if isinstance(values, dict) else None
+
+
+def arguments_tree(values: dict[str, Any], rule: ValueRule, *, is_parsed: bool, like: Arguments | None = None) -> Tree:
+    """The canonical tree of a call's arguments.
 
     Args:
         is_parsed: whether strings are given to parsers; the same for both sides of a comparison.
@@ -109,13 +129,7 @@ def read_arguments(text: str, rule: ValueRule, *, is_parsed: bool, like: Argumen
     Raises:
         TooDeep: for values nested too deeply.
     """
-    try:
-        values: Any = orjson.loads(text) if text.strip() else {}
-    except (orjson.JSONDecodeError, ValueError):
-        return None
-    if not isinstance(values, dict):
-        return None
-    return Arguments(values, _Reader(is_parsed=is_parsed).object_tree(cast("dict[str, Any]", values), rule, 0, like))
+    return _Reader(is_parsed=is_parsed).object_tree(values, rule, 0, like)
 
 
 def same_tree(first: Any, second: Any, similar: Similar) -> bool:
@@ -142,11 +156,12 @@ def same_tree(first: Any, second: Any, similar: Similar) -> bool:
 
 def difference(expert: Tree, action: Tree, similar: Similar) -> tuple[str, str] | None:
     """The first difference in a stable order: (reason, argument name), or None where there is none."""
-    if expert.keys() != action.keys():
-        missing = next((key for key in expert if key not in action), None)
-        if missing is not None:
-            return "missing argument", missing
-        return "unexpected argument", next(key for key in action if key not in expert)
+    for key in expert:
+        if key not in action:
+            return "missing argument", key
+    for key in action:
+        if key not in expert:
+            return "unexpected argument", key
     for key, value in expert.items():
         other = action[key]
         if value is not other and not same_tree(value, other, similar):

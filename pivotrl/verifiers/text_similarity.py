@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,12 +35,16 @@ _MAX_CACHED_CHARS = 1000
 
 # The look-ahead (a number that runs on into letters is a code) is bounded, or many such numbers would cost quadratic time.
 _TOKEN = re.compile(
-    r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?\b(?![\w-]{0,40}[A-Za-z])|\d[\d,]*(?:\.\d+)?\b(?![\w-]{0,40}[A-Za-z])|\w+(?:['\u2019-]\w+)*|[$%\u20ac\u00a3]"
+    r"""(?:(?<![\w.])-)?\d[\d,]*(?:\.\d+)?\b(?![\w-]{0,40}[A-Za-z])
+        | [aApP]\.[mM]\.
+        | \w+(?:['\u2019-]\w+)*
+        | [$%\u20ac\u00a3]""",
+    re.VERBOSE,
 )
 _HAS_DIGIT = re.compile(r"\d")
 # A comma separates thousands or it means something else (12,00 is no 1200).
 _NUMBER = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?")
-_SENTENCE_END = '.!?:\n"(-'
+_SENTENCE_END = re.compile(r'[.!?:"\n(-]')
 
 
 def _words(text: str) -> frozenset[str]:
@@ -70,7 +74,19 @@ _DECIDING = DESTRUCTIVE_WORDS | _words("""
     decrease decreased raise lower enable enabled disable disabled activate activated open opened start started stop stopped off down accept
     accepted reject rejected approve approved deny denied decline declined buy bought sell sold add added lock locked unlock unlocked true false yes
     more less most least zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred thousand million once
-    twice today tomorrow yesterday am pm will should must usd eur gbp %""")
+    twice today tomorrow yesterday am pm will should must second seconds minute minutes hour hours day days week weeks month months
+    year years tonight weekend monday tuesday wednesday thursday friday saturday sunday usd eur gbp %""")
+# What a listed word does in a text, as bits; other words are content. Plain numbers, because this is the inner loop.
+_DECIDES, _PREPOSITION, _DETERMINER = 1, 2, 4
+
+
+def _role(word: str) -> int:
+    if word in _DETERMINERS:
+        return _DETERMINER
+    return _DECIDES * (word in _DECIDING) | _PREPOSITION * (word in _PREPOSITIONS)
+
+
+_ROLES = {word: _role(word) for word in _DECIDING | _FUNCTION_WORDS}
 _UNITS = _words("usd eur gbp %")
 # Contractions of function words and the possessive.
 _SILENT = _words("s ve re m d")
@@ -80,9 +96,9 @@ _SAME_WORD |= {"$": "usd", "dollar": "usd", "dollars": "usd", "\u20ac": "eur", "
 # A sentence that begins so is a question, whether or not its mark was typed.
 _QUESTION = re.compile(
     r"""\?
-        | (?:^|[.!:\n])\s*(?:ok[,.]?\s+|and\s+|so,?\s+)?
+        | (?:^|[.!:\n])\s{0,9}(?:ok[,.]?\s|and\s|so,?\s)?
           (?: (?:could|would|can|will|shall|may|should|do|does|did|is|are|was|were|have|has)
-              \s+(?:you|we|i|they|he|she|it|there|this|that|the|your|my)\b
+              \s(?:you|we|i|they|he|she|it|there|this|that|the|your|my)\b
             | (?:what|which|who|whom|whose|how)\b )""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -120,10 +136,10 @@ def similar_text(first: str, second: str, *, threshold: float, deciding: frozens
         threshold: in [0, 1], for texts of `_MIN_LOOSE_WORDS` content words and more.
         deciding: further words that must stand on both sides.
     """
-    if first == second:
+    if first == second or fold(first) == fold(second):
         return True
     if max(len(first), len(second)) > MAX_SIMILARITY_CHARS:
-        return fold(first) == fold(second)
+        return False
     a, b = read_text(first, deciding), read_text(second, deciding)
     if a.asks is not b.asks:
         return False
@@ -132,10 +148,10 @@ def similar_text(first: str, second: str, *, threshold: float, deciding: frozens
 
 def similar_query(first: str, second: str, *, threshold: float, deciding: frozenset[str] = frozenset()) -> bool:
     """`similar_text` for search queries, whose order and question mark do not count."""
-    if first == second:
+    if first == second or fold(first) == fold(second):
         return True
     if max(len(first), len(second)) > MAX_SIMILARITY_CHARS:
-        return fold(first) == fold(second)
+        return False
     a, b = read_text(first, deciding), read_text(second, deciding)
     return _are_same_words(a, b) or _share_words(a, b, threshold)
 
@@ -154,52 +170,61 @@ def _read(text: str, deciding: frozenset[str]) -> TextReading:
     words: list[str] = []
     decisive: set[str] = set()
     order: list[str] = []
+    seen: set[str] = set()
     names: set[str] = set()
     objects: dict[str, set[str]] = {}
     preposition = before = owned = ""
-    for written, is_name in _tokens(text):
-        word = number_form(written)
+    for word, is_name in _tokens(text):
         words.append(word)
-        is_decisive = _HAS_DIGIT.search(word) is not None or word in _DECIDING or word in deciding
-        is_content = not is_decisive and word not in _FUNCTION_WORDS
-        if is_content:
-            word = word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
-            if is_name:
-                names.add(word)
-        if is_decisive:
-            decisive.add(word)
-        if (is_content or is_decisive) and word not in order:
-            order.insert(order.index(owned) if is_content and owned in order else len(order), word)
-        if preposition and word not in _DETERMINERS:
+        role = _DECIDES if word in deciding else _ROLES.get(word)
+        if role is None:
+            if word.isalpha() or _HAS_DIGIT.search(word) is None:
+                word = word[:-1] if word[-1] == "s" and len(word) > 3 and word[-2] != "s" else word
+                if is_name:
+                    names.add(word)
+                if word not in seen:
+                    seen.add(word)
+                    order.insert(order.index(owned) if owned in seen else len(order), word)
+            else:
+                role = _DECIDES
+        if role is not None:
+            if role == _DETERMINER:
+                continue
+            if role & _DECIDES:
+                decisive.add(word)
+                if word not in seen:
+                    seen.add(word)
+                    order.append(word)
+        if preposition:
             objects.setdefault(preposition, set()).add(word)
-            preposition = ""
-        if word in _PREPOSITIONS:
-            preposition = word
-        if word not in _DETERMINERS:
-            owned, before = before if word == "of" else "", word
-    content = frozenset(order) - decisive
+        preposition = word if role is not None and role & _PREPOSITION else ""
+        owned, before = before if word == "of" else "", word
     asks = _QUESTION.search(text) is not None
-    return TextReading(tuple(words), frozenset(decisive), content, tuple(order), frozenset(names), objects, asks)
+    return TextReading(tuple(words), frozenset(decisive), frozenset(seen - decisive), tuple(order), frozenset(names), objects, asks)
 
 
-def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Words without case, contracted negations written out, and whether each is a name."""
+def _tokens(text: str) -> list[tuple[str, bool]]:
+    """Words without case, contractions written out and numbers by value, and whether each is a name."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
+    tokens: list[tuple[str, bool]] = []
     end = 0
     for match in _TOKEN.finditer(text):
-        word = match.group()
-        is_inside = end > 0 and not any(mark in _SENTENCE_END for mark in text[end : match.start()])
-        end = match.end()
-        is_name = is_inside and word[0].isupper() and word != "I"
-        for folded in _written_out(word.casefold()):
-            yield _SAME_WORD.get(folded, folded), is_name
+        word, (start, after) = match.group(), match.span()
+        is_name = end > 0 and word[0].isupper() and word != "I" and _SENTENCE_END.search(text, end, start) is None
+        end = after
+        folded = word.casefold()
+        if folded.isalpha():
+            tokens.append((_SAME_WORD.get(folded, folded), is_name))
+        elif _HAS_DIGIT.search(folded):
+            tokens.append((number_form(folded), is_name))
+        else:
+            tokens += [(_SAME_WORD.get(part, part), is_name) for part in _written_out(folded) if part]
+    return tokens
 
 
 def _written_out(word: str) -> Sequence[str]:
-    """The words of a contraction or a compound: won't is will not, follow-up is follow up, e-mail is email; codes stay whole."""
-    if word.isalnum() or _HAS_DIGIT.search(word):
-        return (word,)
+    """The words of a contraction or a compound: won't is will not, follow-up is follow up, e-mail is email."""
     word = word.replace("\u2019", "'")
     stem, _, ending = word.rpartition("'")
     if word.endswith("n't"):
