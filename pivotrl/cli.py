@@ -19,6 +19,7 @@ from pivotrl.errors import InfraLimitError, UserError
 EXIT_DISAGREES = 1
 EXIT_USER = 2
 EXIT_INFRA = 3
+EXIT_UNFIT = 1
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
@@ -105,6 +106,21 @@ def run_all(recipe: RecipeArgument, overrides: OverridesArgument = None, run: Ru
 
     loaded = pipeline.load(recipe, overrides or [])
     pipeline.run_all(loaded, run or pipeline.default_run(loaded))
+
+
+@app.command()
+def plan(
+    model: Annotated[Path, typer.Option(metavar="DIR|FILE", help="A checkpoint directory, or a YAML file with the keys of its config.json.")],
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="A cluster file, for example configs/clusters/h100_80gb.yaml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Options of the plan, see docs/planning.md.")] = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A YAML file with options of the plan.")] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Layouts shown where none is given.")] = 8,
+) -> None:
+    """Memory, time and cost of a model on a cluster: of one layout, or of the best ones."""
+    from pivotrl import pipeline
+
+    if not pipeline.plan(model, cluster, plan_file, overrides or [], num_shown=top):
+        sys.exit(EXIT_UNFIT)
 
 
 @app.command()

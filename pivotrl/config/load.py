@@ -117,6 +117,29 @@ def load_verifier(name: str, overrides: Sequence[str] = ()) -> VerifierConfig:
         raise _problem(error, values, source=f"--verifier {name}", section=("verifier",), add="give it after the verifier: {key}=VALUE") from error
 
 
+def load_section[S: BaseModel](model: type[S], *, file: Path | None, overrides: Sequence[str] = ()) -> S:
+    """A section that stands alone, outside any recipe: from a YAML file, words of a command line, or both.
+
+    Raises:
+        UserError: for a file that cannot be read, an unknown key, a missing key, or a value outside its rule.
+    """
+    from omegaconf import OmegaConf
+
+    if file is not None and not file.is_file():
+        raise UserError(f"{file} does not exist", rule="the option names a YAML file", fix="correct the path")
+    merged: Any = OmegaConf.create({})
+    for _, tree in _layers(file, ()) if file is not None else ():
+        merged = _merge(merged, tree)
+    for word in overrides:
+        merged = _merge(merged, _override(word, {}))
+    values = _plain(merged)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        source = str(file) if file is not None else "command line"
+        raise _problem(error, values, source=source, section=(), add="give it as {key}=VALUE", root=model) from error
+
+
 def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -209,12 +232,15 @@ def _checked(values: Mapping[str, Any], path: Path) -> Recipe:
         raise _problem(error, values, source=str(path), section=(), add="add `{key}:` to the recipe") from error
 
 
-def _problem(error: ValidationError, values: Mapping[str, Any], *, source: str, section: Sequence[str], add: str) -> UserError:
+def _problem(
+    error: ValidationError, values: Mapping[str, Any], *, source: str, section: Sequence[str], add: str, root: type[BaseModel] = Recipe
+) -> UserError:
     """The first problem of a checked section, in the user's words.
 
     Args:
-        section: keys from the recipe down to the section that was checked; left out of the names shown.
+        section: keys from the root down to the section that was checked; left out of the names shown.
         add: how a missing key is given, with ``{key}`` for its name.
+        root: the section that holds everything.
     """
     problems = error.errors(include_url=False)
     # A misspelt key is usually why another one is missing, so it is the one to name.
@@ -225,14 +251,14 @@ def _problem(error: ValidationError, values: Mapping[str, Any], *, source: str, 
     key = ".".join(_without_tags(inside, values)) or "the recipe"
     value = "" if first["type"] in ("missing", "extra_forbidden") or not inside else f" is {first['input']!r}"
     if first["type"] == "extra_forbidden":
-        known = _fields_at(location[:-1])
+        known = _fields_at(root, location[:-1])
         close = difflib.get_close_matches(location[-1], known, n=1)
         fix = f"did you mean {close[0]!r}?" if close else f"known keys there: {', '.join(sorted(known))}"
         return UserError(f"{source}: unknown key {key}{more}", rule="every key must be in the schema", fix=fix)
     if first["type"] == "missing":
-        return UserError(f"{source}: {key} is missing{more}", rule=f"it has no default: {_description(location)}", fix=add.format(key=key))
+        return UserError(f"{source}: {key} is missing{more}", rule=f"it has no default: {_description(root, location)}", fix=add.format(key=key))
     message = first["msg"].removeprefix("Value error, ")
-    return UserError(f"{source}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(location)}")
+    return UserError(f"{source}: {key}{value}{more}", rule=message[0].lower() + message[1:], fix=f"correct {key}: {_description(root, location)}")
 
 
 def _without_tags(location: Sequence[str], values: Any) -> list[str]:
@@ -260,8 +286,8 @@ def section_models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from section_models(part)
 
 
-def _sections_at(location: Sequence[str]) -> list[type[BaseModel]]:
-    sections: list[type[BaseModel]] = [Recipe]
+def _sections_at(root: type[BaseModel], location: Sequence[str]) -> list[type[BaseModel]]:
+    sections: list[type[BaseModel]] = [root]
     for part in location:
         below = [model for section in sections if part in section.model_fields for model in section_models(section.model_fields[part].annotation)]
         if below:
@@ -275,12 +301,12 @@ def _tags(model: type[BaseModel]) -> list[str]:
     return [str(tag) for name in _TAGS if name in model.model_fields for tag in get_args(model.model_fields[name].annotation)]
 
 
-def _fields_at(location: Sequence[str]) -> list[str]:
-    return [name for section in _sections_at(location) for name in section.model_fields]
+def _fields_at(root: type[BaseModel], location: Sequence[str]) -> list[str]:
+    return [name for section in _sections_at(root, location) for name in section.model_fields]
 
 
-def _description(location: Sequence[str]) -> str:
-    for section in _sections_at(location[:-1]):
+def _description(root: type[BaseModel], location: Sequence[str]) -> str:
+    for section in _sections_at(root, location[:-1]):
         if location and location[-1] in section.model_fields:
             return section.model_fields[location[-1]].description or location[-1]
     return "see docs/config.md"

@@ -19,7 +19,7 @@ TIERS = (
     {"types", "identity", "errors", "metrics", "progress", "rundir", "config", "actions"},
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
-    {"profiling", "training", "evaluation", "observability", "gym"},
+    {"profiling", "training", "evaluation", "observability", "planning", "gym"},
     {"build", "build_verifiers"},
     {"pipeline", "verifier_audit", "gym_verbs"},
     {"cli", "__main__"},

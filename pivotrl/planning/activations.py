@@ -1,0 +1,108 @@
+"""Bytes of activations one process keeps for the backward pass, by block, per token of a micro-batch.
+
+Without recomputation every block keeps its input, its normalised input and the inner tensors its matrices and attention need; with
+full recomputation only each layer's input outlives the forward, and one layer at a time is computed again. Attention keeps no score
+matrix. A plan multiplies by the micro-batches in flight: a pipeline's first stage holds one per stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, is_gated, layers, mamba_channels, mamba_inner, num_experts
+from pivotrl.megatron.layout import expert_tensor_size
+
+_FLOAT32_BYTES = 4
+_BFLOAT16_BYTES = 2
+# Mamba keeps one state per chunk of this many tokens, in float32.
+_STATE_CHUNK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBytes:
+    """Per token that a process holds of a micro-batch (its share of the sequence under context parallelism).
+
+    >>> ActivationBytes(kept=10.0, working=25.0).of(num_tokens=4, num_in_flight=3)
+    220
+    """
+
+    kept: float
+    """Of one micro-batch in flight, all layers of the stage."""
+    working: float
+    """Once more while a layer is computed again, or 0 where nothing is recomputed."""
+
+    def of(self, *, num_tokens: int, num_in_flight: int) -> int:
+        """Bytes for micro-batches of `num_tokens` tokens."""
+        return round(num_tokens * (num_in_flight * self.kept + self.working))
+
+
+def activation_bytes(config: Any, parallel: ParallelConfig, *, expert_imbalance: float, is_bf16: bool = True) -> ActivationBytes:
+    """Activation memory of the busiest stage.
+
+    Args:
+        expert_imbalance: tokens of the busiest expert parallel process over the mean.
+    """
+    blocks = {kind: block_bytes(config, kind, parallel, expert_imbalance=expert_imbalance, is_bf16=is_bf16) for kind in _kinds(config)}
+    per_layer = [sum(blocks[kind] for kind in layer) for layer in layers(config)]
+    stages = parallel.pipeline_model_parallel_size
+    size = len(per_layer) // stages
+    by_stage = [per_layer[stage * size : (stage + 1) * size] for stage in range(stages)]
+    if parallel.recompute == "none":
+        return ActivationBytes(kept=max(map(sum, by_stage)), working=0.0)
+    layer_input = config.hidden_size * _sequence_share(parallel) * (_BFLOAT16_BYTES if is_bf16 else _FLOAT32_BYTES)
+    return ActivationBytes(kept=size * layer_input, working=max(per_layer))
+
+
+def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, expert_imbalance: float, is_bf16: bool) -> float:
+    """Bytes one block keeps per token without recomputation."""
+    width = _BFLOAT16_BYTES if is_bf16 else _FLOAT32_BYTES
+    tensor = parallel.tensor_model_parallel_size
+    # Input of the norm, output of the norm.
+    stream = 2 * config.hidden_size * _sequence_share(parallel) * width
+    match kind:
+        case LayerKind.ATTENTION:
+            channels = head_dim(config)
+            queries, keys = config.num_attention_heads * channels, config.num_key_value_heads * channels
+            # Queries and keys before and after rotation, values, output; the log-sum-exp per head in float32.
+            inner = (3 * queries + 3 * keys) * width + _FLOAT32_BYTES * config.num_attention_heads
+            return stream + inner / tensor
+        case LayerKind.MLP:
+            return stream + _feed_forward(config.intermediate_size, width, is_gated=is_gated(config)) / tensor
+        case LayerKind.MOE:
+            return stream + _moe(config, parallel, width, expert_imbalance)
+        case LayerKind.MAMBA:
+            inner, channels = mamba_inner(config), mamba_channels(config)
+            states = inner * config.ssm_state_size / _STATE_CHUNK_TOKENS * _FLOAT32_BYTES
+            # Projection (gate, convolution's input, step sizes), convolution's output, scan's output, gated norm's output.
+            return stream + ((inner + 2 * channels + config.mamba_num_heads + 2 * inner) * width + states) / tensor
+
+
+def _moe(config: Any, parallel: ParallelConfig, width: int, expert_imbalance: float) -> float:
+    """Router scores in float32, tokens in the latent width, copies per chosen expert on either side of the exchange, a shared expert."""
+    share = _sequence_share(parallel)
+    tokens = expert_width(config)
+    copies = config.num_experts_per_tok * expert_imbalance
+    inner = _feed_forward(config.moe_intermediate_size, width, is_gated=is_gated(config)) / expert_tensor_size(parallel)
+    routed = copies * (2 * tokens * width + inner) * share
+    latent = 2 * tokens * width * share if tokens != config.hidden_size else 0.0
+    router = 2 * _FLOAT32_BYTES * num_experts(config) * share
+    shared = 0.0
+    if config.model_type == "nemotron_h" and config.n_shared_experts:
+        inner_shared = config.n_shared_experts * config.moe_shared_expert_intermediate_size
+        shared = _feed_forward(inner_shared, width, is_gated=False) / parallel.tensor_model_parallel_size
+    return router + latent + routed + shared
+
+
+def _feed_forward(inner: int, width: int, *, is_gated: bool) -> float:
+    """Output of the first matrix and, after the activation, input of the second."""
+    return inner * width * (3 if is_gated else 2)
+
+
+def _sequence_share(parallel: ParallelConfig) -> float:
+    return 1 / parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1.0
+
+
+def _kinds(config: Any) -> set[LayerKind]:
+    return {kind for layer in layers(config) for kind in layer}

@@ -1,0 +1,152 @@
+"""Memory of a trainer process and of an engine process, term by term, against what a GPU has.
+
+A plan's verdict is a sum of stated terms, never one opaque figure: a layout that does not fit names its largest terms and the knobs
+that shrink them. Bytes throughout; the busiest pipeline stage counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.config.planning import ClusterConfig, PlanConfig
+from pivotrl.megatron.architecture import LayerKind, head_dim, layers, mamba_channels, mamba_inner
+from pivotrl.planning.activations import activation_bytes
+from pivotrl.planning.weights import Buffer, buffers, count_parameters, stage_tensors
+
+GIB = 2**30
+_FLOAT32_BYTES = 4
+_BFLOAT16_BYTES = 2
+# megatron/logprobs.py projects this many logits at a time; a chunk exists in the model's format, in float32 and as its gradient.
+_LOGIT_CHUNK_VALUES = 2**26
+_LOGIT_COPIES_BYTES = _BFLOAT16_BYTES + 2 * _FLOAT32_BYTES
+# Weights travel to the engine one tensor at a time; the largest fused tensor is gathered whole, and the engine receives it once more.
+_STAGING_COPIES = 2
+# A float32 state of the generation's Mamba layers, and its convolution window in the model's format.
+_SSM_STATE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of a memory table."""
+
+    name: str
+    num_bytes: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one GPU must hold at once.
+
+    >>> Memory((Term("weights", 2 * GIB, ""),), capacity=8 * GIB, margin=GIB).fits
+    True
+    """
+
+    terms: tuple[Term, ...]
+    capacity: int
+    margin: int
+    """Left free for fragmentation."""
+
+    @property
+    def total(self) -> int:
+        return sum(term.num_bytes for term in self.terms)
+
+    @property
+    def fits(self) -> bool:
+        return self.total + self.margin <= self.capacity
+
+
+def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> Memory:
+    """Memory of the busiest trainer process."""
+    stages = range(parallel.pipeline_model_parallel_size)
+    held = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
+    busiest = max(held, key=lambda parts: sum(part.num_padded for part in parts))
+    weights = sum(part.num_elements * _weight_bytes(part) for part in busiest)
+    gradient_bytes = _FLOAT32_BYTES if plan.gradient_dtype == "float32" else _BFLOAT16_BYTES
+    on_host = plan.optimizer_offload_frac
+    optimizer = optimizer_bytes(busiest, plan)
+    num_tokens = math.ceil(max(plan.workload.micro_batch_tokens, plan.workload.max_sequence_tokens) / parallel.context_parallel_size)
+    kept = activation_bytes(config, parallel, expert_imbalance=plan.efficiency.expert_imbalance)
+    in_flight = parallel.pipeline_model_parallel_size
+    terms = [
+        Term("weights", weights, "bfloat16, Mamba's decays in float32"),
+        Term("gradients", sum(part.num_padded * (_FLOAT32_BYTES if part.is_fp32 else gradient_bytes) for part in busiest), plan.gradient_dtype),
+        Term("optimizer", round(optimizer * (1 - on_host)), f"main weights float32, moments {plan.moment_dtype}, {on_host:.0%} on the host"),
+        Term("activations", kept.of(num_tokens=num_tokens, num_in_flight=in_flight), f"{num_tokens:,} tokens, recompute {parallel.recompute}"),
+        Term("logits", _LOGIT_CHUNK_VALUES * _LOGIT_COPIES_BYTES, "one chunk"),
+        Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * _BFLOAT16_BYTES, "largest tensor, gathered and received"),
+        Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
+    ]
+    if plan.has_reference:
+        terms.insert(1, Term("reference", weights, "frozen copy of the initial policy"))
+    return _memory(terms, plan, cluster)
+
+
+def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memory:
+    """Memory of one GPU of an engine replica with its sequences at full length."""
+    ranks = plan.generation_tensor_parallel_size
+    tokens = plan.max_num_seqs * plan.workload.max_sequence_tokens
+    terms = (
+        Term("weights", count_parameters(config).total * _BFLOAT16_BYTES // ranks, "bfloat16"),
+        Term("key/value cache", tokens * key_value_bytes(config, ranks), f"{plan.max_num_seqs} sequences at full length"),
+        Term("SSM cache", plan.max_num_seqs * ssm_bytes(config, ranks), f"{plan.max_num_seqs} sequences"),
+        Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, graphs, workspaces"),
+    )
+    capacity = round(cluster.gpu_memory_gib * GIB)
+    return Memory(terms, capacity=capacity, margin=round(capacity * (1 - plan.engine_memory_frac)))
+
+
+def optimizer_bytes(parts: list[Buffer], plan: PlanConfig) -> int:
+    """Bytes of one process's share: float32 main weights (where the weights are bfloat16) and two moments."""
+    moments = 2 * (_FLOAT32_BYTES if plan.moment_dtype == "float32" else _BFLOAT16_BYTES)
+    return sum(math.ceil(part.num_elements / part.num_sharers) * (moments + (0 if part.is_fp32 else _FLOAT32_BYTES)) for part in parts)
+
+
+def checkpoint_bytes(config: Any) -> int:
+    """Size on disk of one resumable checkpoint: bfloat16 weights, float32 main weights and moments."""
+    return count_parameters(config).total * (_BFLOAT16_BYTES + 3 * _FLOAT32_BYTES)
+
+
+def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> int:
+    """Host memory of a trainer node: offloaded optimizer state, and one checkpoint's share while it is written in the background."""
+    stages = range(parallel.pipeline_model_parallel_size)
+    parts = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
+    offloaded = max(optimizer_bytes(part, plan) for part in parts) * plan.optimizer_offload_frac
+    saving = checkpoint_bytes(config) / world_size if parallel.async_checkpoint else 0.0
+    return round((offloaded + saving) * cluster.gpus_per_node)
+
+
+def key_value_bytes(config: Any, ranks: int) -> int:
+    """Bytes of cache per token on one GPU; fewer heads than GPUs are kept more than once."""
+    num_layers = _count(config, LayerKind.ATTENTION)
+    return 2 * num_layers * max(config.num_key_value_heads // ranks, 1) * head_dim(config) * _BFLOAT16_BYTES
+
+
+def ssm_bytes(config: Any, ranks: int) -> int:
+    """Bytes of recurrent state per sequence on one GPU."""
+    num_layers = _count(config, LayerKind.MAMBA)
+    if not num_layers:
+        return 0
+    state = mamba_inner(config) * config.ssm_state_size * _SSM_STATE_BYTES
+    window = (config.conv_kernel - 1) * mamba_channels(config) * _BFLOAT16_BYTES
+    return num_layers * (state + window) // ranks
+
+
+def _memory(terms: list[Term], plan: PlanConfig, cluster: ClusterConfig) -> Memory:
+    capacity = round(cluster.gpu_memory_gib * GIB)
+    return Memory(tuple(terms), capacity=capacity, margin=round(capacity * plan.margin_frac))
+
+
+def _weight_bytes(part: Buffer) -> int:
+    return _FLOAT32_BYTES if part.is_fp32 else _BFLOAT16_BYTES
+
+
+def _largest_tensor(config: Any) -> int:
+    return config.vocab_size * config.hidden_size
+
+
+def _count(config: Any, kind: LayerKind) -> int:
+    return sum(one is kind for layer in layers(config) for one in layer)

@@ -1,0 +1,126 @@
+"""What `pivotrl plan` prints: the model, then one layout term by term or the best layouts side by side.
+
+Text only; the numbers are proposals.py's. Every assumption that a figure rests on is printed under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.config.planning import ClusterConfig, PlanConfig
+from pivotrl.megatron.flops import forward_cost
+from pivotrl.planning.cost import step_work
+from pivotrl.planning.memory import GIB, Memory, checkpoint_bytes, host_bytes
+from pivotrl.planning.proposals import Proposal, remedies, trainer_processes
+from pivotrl.planning.weights import count_parameters
+
+_SHORT = {
+    "tensor_model_parallel_size": "TP",
+    "pipeline_model_parallel_size": "PP",
+    "virtual_pipeline_model_parallel_size": "VPP",
+    "context_parallel_size": "CP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+}
+
+
+def print_plan(
+    console: Console, name: str, config: Any, plan: PlanConfig, cluster: ClusterConfig, proposals: Sequence[Proposal], *, is_asked: bool
+) -> None:
+    """Prints the plan.
+
+    Args:
+        is_asked: whether the layout was the user's; else the proposals are ranked.
+    """
+    for part in _model_lines(name, config, plan, cluster):
+        console.print(part)
+    if not is_asked:
+        console.print(_ranking(proposals))
+    if proposals:
+        _print_layout(console, config, plan, cluster, proposals[0])
+    if not proposals:
+        console.print("The model allows no layout on that many GPUs.")
+    elif not proposals[0].fits:
+        found = remedies(config, proposals[0].parallel, plan, cluster)
+        with_knobs = f"with {', or '.join(found)}" if found else "with no two settings together: use more nodes, or split more"
+        console.print(f"{layout_name(proposals[0].parallel)} does not fit; it would {with_knobs}.")
+
+
+def layout_name(parallel: ParallelConfig) -> str:
+    """For example ``TP8 CP16 EP8 ETP1 SP``: sizes above 1, and an expert size that differs from the tensor's.
+
+    >>> layout_name(ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True))
+    'TP2 SP'
+    """
+    sizes = parallel.model_dump()
+    words = [f"{short}{sizes[key]}" for key, short in _SHORT.items() if (sizes[key] or 0) > 1 or (short == "ETP" and sizes[key])]
+    words += ["SP"] * parallel.sequence_parallel + ["recompute"] * (parallel.recompute == "full")
+    return " ".join(words) or "one process per replica"
+
+
+def _model_lines(name: str, config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Iterator[RenderableType]:
+    counts, work = count_parameters(config), step_work(plan.workload)
+    routers = (
+        f" ({(counts.total - counts.router) / 1e9:.2f} and {(counts.active - counts.router) / 1e9:.2f} without routers)" if counts.router else ""
+    )
+    yield f"{name}: {counts.total / 1e9:.2f} billion parameters, {counts.active / 1e9:.2f} active per token{routers}"
+    separate = f", {plan.generation_nodes} of them generating" if plan.generation_nodes else ", trainer and engine taking turns"
+    yield f"{plan.num_nodes} nodes of {cluster.name}{separate}"
+    workload = plan.workload
+    yield (
+        f"A step: {workload.pivots_per_step} pivots x {workload.group_size} actions, {work.num_tokens:,} tokens through the trainer, "
+        f"{forward_cost(config).training_flops(work) / 1e15:,.1f} PFLOP; checkpoint {checkpoint_bytes(config) / 1e9:,.0f} GB"
+    )
+
+
+def _ranking(proposals: Sequence[Proposal]) -> Table:
+    table = Table(
+        "layout", "trainer GiB", "free GiB", "step s", "rollout s", "train s", "MFU", "GPU-hours", title="Best layouts", title_justify="left"
+    )
+    for proposal in proposals:
+        cost, memory = proposal.cost, proposal.trainer
+        table.add_row(
+            layout_name(proposal.parallel),
+            f"{memory.total / GIB:.1f}",
+            f"{(memory.capacity - memory.margin - memory.total) / GIB:.1f}",
+            f"{cost.step_s:,.1f}",
+            f"{cost.rollout_s:,.1f}",
+            f"{cost.train_s:,.1f}",
+            f"{cost.mfu:.0%}",
+            f"{cost.gpu_hours:,.0f}",
+        )
+    return table
+
+
+def _print_layout(console: Console, config: Any, plan: PlanConfig, cluster: ClusterConfig, proposal: Proposal) -> None:
+    console.print(_memory_table(f"Trainer process, {layout_name(proposal.parallel)}", proposal.trainer))
+    console.print(_memory_table(f"Engine process, tensor parallel {plan.generation_tensor_parallel_size}", proposal.engine))
+    cost, traffic = proposal.cost, proposal.cost.traffic
+    host = host_bytes(config, proposal.parallel, plan, cluster, world_size=trainer_processes(plan, cluster))
+    console.print(
+        f"Step {cost.step_s:,.1f} s: rollout {cost.rollout_s:,.1f}, train {cost.train_s:,.1f} (MFU {cost.mfu:.0%}), weight sync {cost.sync_s:,.1f}; "
+        f"{cost.num_micro_batches} micro-batches; {cost.gpu_hours:,.0f} GPU-hours for {plan.workload.num_steps} steps"
+    )
+    console.print(
+        f"Sent per GPU and step, GB: data parallel {traffic.data / 1e9:,.1f}, tensor {traffic.tensor / 1e9:,.1f}, "
+        f"context {traffic.context / 1e9:,.1f}, expert {traffic.expert / 1e9:,.1f}; host memory of a trainer node {host / GIB:,.0f} GiB"
+    )
+    stated = ", ".join(f"{key} {value:g}" for key, value in plan.efficiency.model_dump().items())
+    console.print(f"Stated, not measured: {stated}")
+
+
+def _memory_table(title: str, memory: Memory) -> Table:
+    table = Table("term", "GiB", "what", title=title, title_justify="left")
+    for term in memory.terms:
+        table.add_row(term.name, f"{term.num_bytes / GIB:.2f}", term.note)
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    free = (memory.capacity - memory.margin - memory.total) / GIB
+    table.add_row(
+        "total", f"{memory.total / GIB:.2f}", f"{verdict}: {free:+.1f} GiB after a margin of {memory.margin / GIB:.1f} of {memory.capacity / GIB:.1f}"
+    )
+    return table

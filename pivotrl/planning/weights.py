@@ -1,0 +1,123 @@
+"""Which tensors one process of a layout holds, and how many bytes its weights, gradients and optimizer state take.
+
+Sizes follow megatron-core's buffers with the distributed optimizer: experts under expert parallelism and float32 tensors of a bfloat16
+model have buffers of their own, every tensor starts at a multiple of 64 elements, and a buffer's end is padded so that its data
+parallel processes get equal shares. tests/invariance/test_planned_memory.py compares with what megatron-core allocates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.megatron.architecture import Split, Tensor, block_tensors, first_tensors, last_tensors, layers
+from pivotrl.megatron.layout import expert_tensor_size
+
+_ALIGNED_ELEMENTS = 64
+_BUFFER_DIVISOR = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Parameters of a whole model.
+
+    >>> Counts(total=10, active=4, routed=8, embedding=2, router=1).total
+    10
+    """
+
+    total: int
+    active: int
+    """Met by one token: of the experts, those it is routed to; the embedding and the head count whole."""
+    routed: int
+    """Of all routed experts."""
+    embedding: int
+    """The input embedding, which is looked up rather than multiplied."""
+    router: int
+    """Routers, which published counts may leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Tensors of one process that are reduced together: same format, same data parallel processes."""
+
+    num_elements: int
+    """Of the parameters themselves."""
+    num_padded: int
+    """Of the gradient buffer, alignment included."""
+    num_sharers: int
+    """Data parallel processes that share its optimizer state."""
+    is_fp32: bool
+
+
+def count_parameters(config: Any) -> Counts:
+    """Parameters of a model by its configuration."""
+    everything = stage_tensors(config, ParallelConfig(), 0)
+    total = sum(tensor.total * times for tensor, times in everything.items())
+    experts = [(tensor, times) for tensor, times in everything.items() if tensor.split is Split.EXPERT]
+    routed = sum(tensor.total * times for tensor, times in experts)
+    chosen = sum(tensor.size * config.num_experts_per_tok * times for tensor, times in experts)
+    return Counts(
+        total=total,
+        active=total - routed + chosen,
+        routed=routed,
+        embedding=sum(tensor.total for tensor in first_tensors(config)),
+        router=sum(tensor.total * times for tensor, times in everything.items() if tensor.name == "moe.router"),
+    )
+
+
+def stage_tensors(config: Any, parallel: ParallelConfig, stage: int) -> Counter[Tensor]:
+    """All tensors of pipeline stage `stage`, whole, with how often each occurs; virtual stages deal layers out in turn."""
+    num_stages = parallel.pipeline_model_parallel_size
+    chunks = num_stages * (parallel.virtual_pipeline_model_parallel_size or 1)
+    all_layers = layers(config)
+    per_chunk = len(all_layers) // chunks
+    kinds = Counter(kind for number, layer in enumerate(all_layers) if number // per_chunk % num_stages == stage for kind in layer)
+    tensors: Counter[Tensor] = Counter()
+    for kind, count in kinds.items():
+        for tensor in block_tensors(config, kind):
+            tensors[tensor] += count
+    if stage == 0:
+        tensors.update(first_tensors(config))
+    if stage == num_stages - 1:
+        tensors.update(last_tensors(config, is_first_stage=num_stages == 1))
+    return tensors
+
+
+def buffers(tensors: Mapping[Tensor, int], parallel: ParallelConfig, *, world_size: int, is_bf16: bool) -> list[Buffer]:
+    """The buffers of one process that holds its part of `tensors`."""
+    pipeline = parallel.pipeline_model_parallel_size
+    dense_sharers = world_size // (parallel.tensor_model_parallel_size * pipeline)
+    expert_sharers = world_size // (expert_tensor_size(parallel) * parallel.expert_model_parallel_size * pipeline)
+    has_expert_buffer = parallel.expert_model_parallel_size > 1
+    parts: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
+    for tensor, times in tensors.items():
+        key = (has_expert_buffer and tensor.split is Split.EXPERT, is_bf16 and tensor.is_fp32)
+        size, count = local_part(tensor, parallel)
+        parts.setdefault(key, []).append((size, count * times))
+    found: list[Buffer] = []
+    for (is_expert, is_fp32), sizes in parts.items():
+        sharers = expert_sharers if is_expert else dense_sharers
+        num_elements = sum(size * count for size, count in sizes)
+        found.append(Buffer(num_elements, _padded(sizes, sharers), sharers, is_fp32 or not is_bf16))
+    return found
+
+
+def local_part(tensor: Tensor, parallel: ParallelConfig) -> tuple[int, int]:
+    """A process's part: elements of one copy, and how many copies it holds; experts of other processes are left out."""
+    match tensor.split:
+        case Split.REPLICATED:
+            return tensor.size, tensor.count
+        case Split.TENSOR:
+            return tensor.size // parallel.tensor_model_parallel_size, tensor.count
+        case Split.EXPERT:
+            return tensor.size // expert_tensor_size(parallel), tensor.count // parallel.expert_model_parallel_size
+
+
+def _padded(sizes: Iterable[tuple[int, int]], num_sharers: int) -> int:
+    aligned = sum(math.ceil(size / _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS * count for size, count in sizes)
+    divisor = math.lcm(num_sharers, _BUFFER_DIVISOR)
+    return math.ceil(aligned / divisor) * divisor

@@ -1,0 +1,233 @@
+"""Plans against independent figures: transformers' own models on the meta device, published sizes, hand-computed bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from pivotrl import pipeline
+from pivotrl.config.load import load_section
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.config.planning import ClusterConfig, PlanConfig, WorkloadConfig
+from pivotrl.errors import UserError
+from pivotrl.megatron.architecture import Split
+from pivotrl.planning.cost import step_work, touched_weight_bytes
+from pivotrl.planning.inputs import load_model
+from pivotrl.planning.memory import GIB, engine_memory, key_value_bytes, optimizer_bytes, ssm_bytes, trainer_memory
+from pivotrl.planning.proposals import assess, propose, remedies
+from pivotrl.planning.weights import Buffer, buffers, count_parameters, local_part, stage_tensors
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+MODELS = sorted((CONFIGS / "models").glob("*.yaml"))
+CLUSTERS = sorted((CONFIGS / "clusters").glob("*.yaml"))
+SUPER = CONFIGS / "models" / "nemotron3_super_120b.yaml"
+# Public pivot stage on Super: 64 nodes of 8, 32 of them generating, 131,072 tokens.
+SUPER_LAYOUT = ParallelConfig(
+    tensor_model_parallel_size=8,
+    sequence_parallel=True,
+    context_parallel_size=16,
+    expert_model_parallel_size=8,
+    expert_tensor_parallel_size=1,
+    recompute="full",
+)
+SUPER_PLAN = PlanConfig(num_nodes=64, generation_nodes=32, workload=WorkloadConfig(max_sequence_tokens=131_072, micro_batch_tokens=131_072))
+
+
+def cluster(name: str) -> ClusterConfig:
+    return load_section(ClusterConfig, file=CONFIGS / "clusters" / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_parameters_are_those_of_the_model_transformers_builds(path: Path) -> None:
+    config = load_model(path)[1]
+    values = {key: value for key, value in vars(config).items() if key != "num_hidden_layers" or config.model_type != "nemotron_h"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.model_type].from_dict(values))
+    assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"), [("nemotron3_super_120b", 120.6e9, 12.7e9), ("qwen3_30b_a3b", 30.5e9, 3.3e9), ("qwen3_8b", 8.2e9, 8.2e9)]
+)
+def test_published_sizes(name: str, total: float, active: float) -> None:
+    """Nemotron's published counts agree to 0.1 % where routers are left out; Qwen's are given to two digits."""
+    counts = count_parameters(load_model(CONFIGS / "models" / f"{name}.yaml")[1])
+    tolerance = 0.005 if name.startswith("nemotron") else 0.02
+    assert counts.total - counts.router == pytest.approx(total, rel=tolerance)
+    assert counts.active - counts.router == pytest.approx(active, rel=tolerance)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 4), (4, 2, 8), (8, 4, 64)])
+def test_parts_of_all_processes_make_the_model(sizes: tuple[int, int, int]) -> None:
+    """Every split tensor is held once over its processes; stages hold disjoint layers."""
+    config = load_model(SUPER)[1]
+    tensor, pipeline, expert = sizes
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, expert_model_parallel_size=expert, expert_tensor_parallel_size=1
+    )
+    held = 0
+    for stage in range(pipeline):
+        for one, times in stage_tensors(config, parallel, stage).items():
+            copies = {Split.REPLICATED: 1, Split.TENSOR: tensor, Split.EXPERT: expert}[one.split]
+            held += times * copies * math.prod(local_part(one, parallel))
+    assert held == count_parameters(config).total
+
+
+def test_virtual_stages_deal_layers_out_in_turn() -> None:
+    config = load_model(CONFIGS / "models" / "qwen3_8b.yaml")[1]
+    config.num_hidden_layers = 8
+    plain = ParallelConfig(pipeline_model_parallel_size=2)
+    virtual = ParallelConfig(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
+    for stage in (0, 1):
+        assert stage_tensors(config, plain, stage) == stage_tensors(config, virtual, stage)
+
+
+def test_buffers_are_aligned_and_divisible() -> None:
+    config = load_model(SUPER)[1]
+    for part in buffers(stage_tensors(config, SUPER_LAYOUT, 0), SUPER_LAYOUT, world_size=256, is_bf16=True):
+        assert part.num_padded >= part.num_elements
+        assert part.num_padded % math.lcm(part.num_sharers, 128) == 0
+        assert part.num_padded - part.num_elements < 0.01 * part.num_elements + 64 * 10_000
+
+
+def test_optimizer_bytes_by_hand() -> None:
+    """A bfloat16 model keeps 4 bytes of main weight and 8 of moments per element of its share; float32 tensors need no main copy."""
+    parts = [Buffer(1_000, 1_024, 10, is_fp32=False), Buffer(64, 128, 2, is_fp32=True)]
+    assert optimizer_bytes(parts, PlanConfig(num_nodes=1)) == 100 * 12 + 32 * 8
+    assert optimizer_bytes(parts, PlanConfig(num_nodes=1, moment_dtype="bfloat16")) == 100 * 8 + 32 * 4
+
+
+def test_caches_by_hand() -> None:
+    """Super: 8 attention layers of 2 heads of 128 channels; 40 Mamba layers of 128 heads of 64 channels with a state of 128 in float32."""
+    config = load_model(SUPER)[1]
+    assert key_value_bytes(config, 1) == 8 * 2 * 2 * 128 * 2
+    # Fewer key/value heads than processes: each keeps one.
+    assert key_value_bytes(config, 8) == 8 * 2 * 1 * 128 * 2
+    assert ssm_bytes(config, 1) == 40 * (128 * 64 * 128 * 4 + 3 * (128 * 64 + 2 * 8 * 128) * 2)
+
+
+def test_decoding_reads_only_the_experts_that_are_chosen() -> None:
+    config = load_model(SUPER)[1]
+    counts = count_parameters(config)
+    assert touched_weight_bytes(config, 1) == pytest.approx(2 * (counts.active - counts.embedding), rel=1e-9)
+    assert touched_weight_bytes(config, 10_000) == pytest.approx(2 * (counts.total - counts.embedding), rel=1e-6)
+
+
+def test_a_shared_prefix_is_forwarded_once() -> None:
+    shared = step_work(WorkloadConfig(pivots_per_step=2, group_size=3, prompt_tokens=10, action_tokens=4))
+    copied = step_work(WorkloadConfig(pivots_per_step=2, group_size=3, prompt_tokens=10, action_tokens=4, is_prefix_shared=False))
+    assert (shared.num_tokens, copied.num_tokens) == (2 * 10 + 24, 6 * 14)
+    assert copied.num_pairs == 6 * sum(range(1, 15))
+    assert shared.num_pairs == 2 * sum(range(1, 11)) + 6 * sum(range(11, 15))
+    assert shared.num_scored == copied.num_scored == 24
+
+
+def test_published_layout_of_super_names_the_knob_it_needs() -> None:
+    """Experts at EP8 with float32 gradients take 57 GiB of gradients alone: an 80 GB GPU needs bfloat16 ones, larger GPUs nothing."""
+    config = load_model(SUPER)[1]
+    assert not assess(config, SUPER_LAYOUT, SUPER_PLAN, cluster("h100_80gb")).fits
+    assert remedies(config, SUPER_LAYOUT, SUPER_PLAN, cluster("h100_80gb")) == ["gradient_dtype=bfloat16"]
+    assert assess(config, SUPER_LAYOUT, SUPER_PLAN, cluster("h200")).fits
+    eight = SUPER_LAYOUT.model_copy(update={"context_parallel_size": 8})
+    assert assess(config, eight, SUPER_PLAN, cluster("b200")).fits
+
+
+@pytest.mark.parametrize(("nodes", "generating"), [(20, 0), (8, 4)])
+def test_smaller_public_variants_of_super(nodes: int, generating: int) -> None:
+    """TP8 EP16 CP4 and 32,768 tokens on 8 nodes, 4 generating; on 80 GB GPUs with what has to be given up for it."""
+    layout = SUPER_LAYOUT.model_copy(update={"context_parallel_size": 4, "expert_model_parallel_size": 16})
+    plan = PlanConfig(num_nodes=nodes, generation_nodes=generating, workload=WorkloadConfig(pivots_per_step=32))
+    config = load_model(SUPER)[1]
+    if nodes == 8:
+        assert assess(config, layout, plan, cluster("h200")).fits
+        assert remedies(config, layout, plan, cluster("h100_80gb"))
+    else:
+        assert assess(config, layout, plan, cluster("h200")).fits
+
+
+def test_what_obviously_cannot_fit_does_not() -> None:
+    config = load_model(SUPER)[1]
+    plan = PlanConfig(num_nodes=1)
+    assert not any(proposal.fits for proposal in propose(config, plan, cluster("h100_80gb"), num_shown=50))
+    tiny = cluster("h100_80gb").model_copy(update={"gpu_memory_gib": 16.0})
+    assert not any(proposal.fits for proposal in propose(load_model(CONFIGS / "models" / "qwen3_8b.yaml")[1], plan, tiny, num_shown=50))
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_proposals_fit_and_the_first_is_among_the_fastest(path: Path) -> None:
+    config = load_model(path)[1]
+    plan = PlanConfig(num_nodes=32, generation_nodes=16)
+    found = propose(config, plan, cluster("h200"), num_shown=10)
+    assert found
+    assert all(proposal.trainer.total + proposal.trainer.margin <= 139.8 * GIB for proposal in found)
+    assert found[0].cost.step_s <= 1.05 * min(proposal.cost.step_s for proposal in found)
+
+
+def test_more_of_anything_takes_more_memory() -> None:
+    """Monotone in what must be held; a reference policy adds exactly the weights."""
+    config, machine = load_model(SUPER)[1], cluster("h200")
+
+    def total(plan: PlanConfig, layout: ParallelConfig = SUPER_LAYOUT) -> int:
+        return trainer_memory(config, layout, plan, machine, world_size=256).total
+
+    base = total(SUPER_PLAN)
+    weights = trainer_memory(config, SUPER_LAYOUT, SUPER_PLAN, machine, world_size=256).terms[0].num_bytes
+    assert total(SUPER_PLAN.model_copy(update={"has_reference": True})) == base + weights
+    assert total(SUPER_PLAN.model_copy(update={"gradient_dtype": "bfloat16"})) < base
+    assert total(SUPER_PLAN.model_copy(update={"optimizer_offload_frac": 1.0})) < base
+    assert total(SUPER_PLAN, SUPER_LAYOUT.model_copy(update={"recompute": "none"})) > base
+    few = engine_memory(config, SUPER_PLAN.model_copy(update={"max_num_seqs": 1}), machine).total
+    assert few < engine_memory(config, SUPER_PLAN, machine).total
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_model_parallel_size": 3}, "3"),
+        ({"tensor_model_parallel_size": 16, "context_parallel_size": 16}, "n_groups"),
+        ({"expert_model_parallel_size": 48}, "expert_model_parallel_size"),
+        ({"sequence_parallel": False}, "sequence_parallel"),
+    ],
+)
+def test_impossible_layouts_name_the_term(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        assess(load_model(SUPER)[1], SUPER_LAYOUT.model_copy(update=changes), SUPER_PLAN, cluster("h200"))
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_cluster_files_are_complete(path: Path) -> None:
+    assert load_section(ClusterConfig, file=path).source
+
+
+def test_the_page_lists_every_option() -> None:
+    page = (CONFIGS.parent / "docs" / "planning.md").read_text()
+
+    def rows(section: type[BaseModel], prefix: str) -> Iterator[str]:
+        for name, field in section.model_fields.items():
+            if isinstance(field.default, BaseModel):
+                yield from rows(type(field.default), f"{prefix}{name}.")
+            else:
+                default = "required" if field.is_required() else field.default
+                yield f"| `{prefix}{name}` | {default} | {field.description} |"
+
+    missing = [row for row in rows(PlanConfig, "") if row not in page]
+    assert not missing
+
+
+def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    machine, model = CONFIGS / "clusters" / "h100_80gb.yaml", CONFIGS / "models" / "qwen3_8b.yaml"
+    words = ["num_nodes=1", "parallel.tensor_model_parallel_size=8", "parallel.sequence_parallel=true"]
+    assert pipeline.plan(model, machine, None, words, num_shown=1)
+    assert "8.19 billion parameters" in capsys.readouterr().out
+    assert not pipeline.plan(model, machine, None, ["num_nodes=1", "parallel.pipeline_model_parallel_size=1"], num_shown=1)
+    assert "does not fit; it would with" in capsys.readouterr().out
+    with pytest.raises(UserError, match="generation_nodes is 2"):
+        pipeline.plan(model, machine, None, ["num_nodes=2", "generation_nodes=2"], num_shown=1)
