@@ -165,6 +165,31 @@ def verify(
         sys.exit(EXIT_DISAGREES)
 
 
+@app.command(name="import-gym")
+def import_gym(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files or folders of NeMo-Gym rows (JSONL).", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory to import into.", show_default=False)],
+    tools: Annotated[Path | None, typer.Option(metavar="FILE", help="Tool list for rows that carry none.")] = None,
+    held_out: Annotated[float, typer.Option("--held-out", metavar="FRAC", min=0, max=1, help="Share of tasks kept for validation.")] = 0.0,
+) -> None:
+    """NeMo-Gym pivot rows into DIR/ingest, every field kept in DIR/gym for export-gym."""
+    from pivotrl.gym_verbs import run_import
+
+    run_import(files, out, tools=tools, held_out_frac=held_out)
+
+
+@app.command(name="export-gym")
+def export_gym(
+    source: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run with selected pivots, or imported rows.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file to write.", show_default=False)],
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Name for agent_ref; the row's or the domain's where not given.")] = None,
+) -> None:
+    """Selected pivots, or all imported rows, as NeMo-Gym rows that keep the published contract."""
+    from pivotrl.gym_verbs import run_export
+
+    run_export(source, out, agent=agent)
+
+
 def main() -> None:
     """Runs the command line; where a launcher started several processes, in the first of them, whose trainer the others follow."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -32,6 +32,8 @@ class GymRow:
     file: str
     line: int
     """From 1; the position where the file is an array."""
+    index: int
+    """Position among the rows of the file, from 0."""
     value: Mapping[str, Any]
     repairs: tuple[str, ...] = ()
     """What reading had to change for the JSON to be usable (lone surrogates, NaN); empty for nearly every row."""
@@ -72,7 +74,7 @@ def read_rows(paths: Sequence[Path]) -> Iterator[GymRow | RowQuarantined]:
                 continue
             line = raw.line if raw.line is not None else raw.index + 1
             if isinstance(raw.value, dict):
-                yield GymRow(file.name, line, cast("dict[str, Any]", raw.value), raw.repairs)
+                yield GymRow(file.name, line, raw.index, cast("dict[str, Any]", raw.value), raw.repairs)
             else:
                 yield RowQuarantined("a row is not a JSON object", file=file.name, line=line)
 
@@ -84,7 +86,7 @@ def trajectory_of(row: GymRow) -> Trajectory:
         RowQuarantined: for a row of the wrong shape.
         RowDropped: for one without an expert action.
     """
-    return ADAPTER.convert(RawRow(row.file, row.line - 1, row.line, dict(row.value)), None).trajectory
+    return ADAPTER.convert(RawRow(row.file, row.index, row.line, dict(row.value)), None).trajectory
 
 
 def recorded(row: GymRow, expected: Mapping[str, Mapping[str, Any]]) -> Recorded:
@@ -107,7 +109,7 @@ def recorded(row: GymRow, expected: Mapping[str, Mapping[str, Any]]) -> Recorded
         if source is None:
             raise RowQuarantined("no expected action")
         value = {**value, **{key: source[key] for key in EXPECTED_KEYS if key in source}}
-        row = GymRow(row.file, row.line, value)
+        row = GymRow(row.file, row.line, row.index, value)
     try:
         trajectory = trajectory_of(row)
     except RowDropped as dropped:

@@ -8,6 +8,7 @@ texts, on which difflib runs for minutes, raise `TooCostly` instead.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 
 # Characters and pairs of equal characters looked at, about half a second; two texts of 2,000 characters need less than a tenth of it.
 _MAX_STEPS = 1_000_000
@@ -34,13 +35,13 @@ def similarity(expected: str, found: str) -> float:
 class _BoundedMatcher(difflib.SequenceMatcher[str]):
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(None, expected, found)
-        self._steps_left = _MAX_STEPS
+        self._expected, self._steps_left = expected, _MAX_STEPS
 
     def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> difflib.Match:
         """The base's, after counting the positions it will look at: it walks the places of every character of the first text in the second."""
-        end = len(self.a) if ahi is None else ahi
-        places = self.b2j
-        self._steps_left -= end - alo + sum(len(places.get(character, ())) for character in self.a[alo:end])
+        end = len(self._expected) if ahi is None else ahi
+        places: Mapping[str, Sequence[int]] = self.b2j  # pyright: ignore[reportAttributeAccessIssue] - documented, missing in the stub
+        self._steps_left -= end - alo + sum(len(places.get(character, ())) for character in self._expected[alo:end])
         if self._steps_left < 0:
             raise TooCostly
         return super().find_longest_match(alo, ahi, blo, bhi)

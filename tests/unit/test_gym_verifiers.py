@@ -54,7 +54,7 @@ def judged(case: dict[str, Any], version: str) -> Verdict | None:
     """Our verdict on a case, or None where the row has no expert action that could be read."""
     row = {"responses_create_params": {"input": []}, **case["row"], "response": {"output": case["output"]}, "reward": 0.0}
     try:
-        one = recorded(GymRow("graded.jsonl", 1, row), {}).case
+        one = recorded(GymRow("graded.jsonl", 1, 0, row), {}).case
     except RowQuarantined:
         return None
     return verifier_of(case, version).verify(one.state, one.expert, one.action)
