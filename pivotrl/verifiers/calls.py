@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pivotrl.config.verifiers import CallComparison
 from pivotrl.types import State, ToolCall, ToolOrigin, Verdict
 from pivotrl.verifiers.argument_kinds import Kind, words_of_name
 from pivotrl.verifiers.argument_schema import RecipeRules, RuleBook, ValueRule
-from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Arguments, Prose, TooDeep, arguments_tree, difference, key_difference, read_object
+from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Arguments, Prose, TooDeep, Tree, arguments_tree, difference, key_difference, read_object
 from pivotrl.verifiers.matching import MAX_MATCHED, maximum_matching
 from pivotrl.verifiers.text_similarity import DESTRUCTIVE_WORDS, similar_query, similar_text
 
@@ -45,7 +45,7 @@ class CallComparator:
         if expert.name != action.name:
             return "wrong tool", ""
         rule = self._rules.rule(state, expert.name)
-        is_parsed = len(expert.arguments) <= MAX_PARSED_CHARS and len(action.arguments) <= MAX_PARSED_CHARS
+        is_parsed = may_be_parsed([expert], [action])
         theirs = self._expert(expert.arguments, rule, is_parsed=is_parsed)
         if expert.arguments == action.arguments:
             return None
@@ -55,6 +55,25 @@ class CallComparator:
         if (found := key_difference(theirs, values, rule)) is not None:
             return found
         return difference(theirs.tree, arguments_tree(values, rule, is_parsed=is_parsed, like=theirs), self._similar)
+
+    def differences(self, state: State, expert: Sequence[ToolCall], action: Sequence[ToolCall]) -> Callable[[int, int], Difference | None]:
+        """`difference` for every pair of an expert's and an action's call, each side read once.
+
+        Raises:
+            MalformedExpert, MalformedAction, TooDeep: where any call's arguments cannot be compared.
+        """
+        is_parsed = may_be_parsed(expert, action)
+        theirs = [self._expert(call.arguments, self._rules.rule(state, call.name), is_parsed=is_parsed).tree for call in expert]
+        ours: list[Tree] = []
+        for call in action:
+            if (values := read_object(call.arguments)) is None:
+                raise MalformedAction
+            ours.append(arguments_tree(values, self._rules.rule(state, call.name), is_parsed=is_parsed))
+
+        def of_pair(i: int, j: int) -> Difference | None:
+            return ("wrong tool", "") if expert[i].name != action[j].name else difference(theirs[i], ours[j], self._similar)
+
+        return of_pair
 
     def is_destructive(self, name: str) -> bool:
         """Whether a tool's name holds a destructive word, of the built-in list or the recipe's."""
@@ -77,6 +96,11 @@ class CallComparator:
         if entry[1] is None:
             raise MalformedExpert
         return entry[1]
+
+
+def may_be_parsed(expert: Sequence[ToolCall], action: Sequence[ToolCall]) -> bool:
+    """Whether the strings of both sides are given to parsers: each side's arguments are within the bound, all calls together."""
+    return all(sum(len(call.arguments) for call in calls) <= MAX_PARSED_CHARS for calls in (expert, action))
 
 
 class CallsVerifier:
@@ -120,13 +144,14 @@ class CallsVerifier:
         return not any(self._calls.is_destructive(name) for name in surplus)
 
     def _compare(self, state: State, expert: Sequence[ToolCall], action: Sequence[ToolCall]) -> Verdict:
-        in_order = [self._calls.difference(state, ours, theirs) for ours, theirs in zip(expert, action, strict=False)]
+        found = self._calls.differences(state, expert, action)
+        in_order = [found(index, index) for index in range(len(expert))]
         num_surplus = len(action) - len(expert)
         reward = 1.0 - self._config.surplus_call_cost * num_surplus
         if not any(in_order):
             return Verdict.ok(reward, "same calls", surplus_calls=num_surplus) if num_surplus else Verdict.ok(1.0, "same calls")
         if len(action) <= MAX_MATCHED:
-            pairs = maximum_matching(len(expert), len(action), lambda i, j: self._calls.difference(state, expert[i], action[j]) is None)
+            pairs = maximum_matching(len(expert), len(action), lambda i, j: found(i, j) is None)
             if len(pairs) == len(expert):
                 return Verdict.ok(0.0, "calls in another order") if self._config.ordered_calls else Verdict.ok(reward, "same calls")
         if not num_surplus and Counter(call.name for call in expert) != Counter(call.name for call in action):

@@ -37,7 +37,7 @@ from pivotrl.verifiers.sql_form import looks_like_sql, sql_form
 from pivotrl.verifiers.text_similarity import fold
 
 MAX_PARSED_CHARS = 16_000
-"""Argument text of one action, characters, up to which its strings are given to parsers."""
+"""Argument text of all calls of an action together, characters, up to which its strings are given to parsers."""
 _MAX_DEPTH = 64
 _MAX_JSON_CHARS = 16_000
 # A longer digit string is no number that anyone meant, and Python refuses to convert very long ones.

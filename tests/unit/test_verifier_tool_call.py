@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -166,6 +167,39 @@ def test_matching_is_maximum_not_greedy() -> None:
 )
 def test_reasons_for_several_calls(action: Action, reason: str) -> None:
     assert _verify(_acts({"integer": 1}, {"integer": 2}), action).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("action", "reward"),
+    [
+        (_acts({"integer": 1}, {"integer": 2}), 1.0),
+        (_acts({"integer": 3}, {"integer": 2}, {"integer": 1}), 0.75),
+        (_acts({"integer": 1}, {"integer": 2}, {"integer": 2}, {"integer": 1}), 0.5),
+        (_acts(*({"integer": number} for number in range(1, 7))), 0.0),
+        (_acts({"integer": 1}, {"integer": 3}, {"integer": 4}), 0.0),
+        (_acts({"integer": 1}), 0.0),
+        (Action("", (*_acts({"integer": 1}, {"integer": 2}).tool_calls, ToolCall("g", "{}")), None, ParseOutcome.PARSED), 0.75),
+        (Action("", (*_acts({"integer": 1}, {"integer": 2}).tool_calls, ToolCall("deleteAll", "{}")), None, ParseOutcome.PARSED), 0.0),
+        (Action("", (*_acts({"integer": 1}, {"integer": 2}).tool_calls, ToolCall("settle_up", "{}")), None, ParseOutcome.PARSED), 0.0),
+    ],
+)
+def test_surplus_calls_cost_what_the_recipe_says_unless_they_destroy(action: Action, reward: float) -> None:
+    expert = _acts({"integer": 1}, {"integer": 2})
+    assert _verify(expert, action, surplus_call_cost=0.25, destructive_words=["settle"]).reward == reward
+    assert _verify(expert, action).reward == (1 if len(action.tool_calls) == 2 else 0)
+
+
+def test_a_surplus_call_that_cannot_be_read_is_malformed() -> None:
+    action = Action("", (*_acts({"integer": 1}).tool_calls, ToolCall("f", "{")), None, ParseOutcome.PARSED)
+    assert _verify(_acts({"integer": 1}), action, surplus_call_cost=0.25).kind is VerdictKind.INVALID
+
+
+def test_many_parallel_calls_with_long_texts_stay_within_the_time_bound() -> None:
+    text = "find the blue garden chair with a loose left arm that the customer bought in a shop and sent back by post number"
+    forward = [{"text": f"{text} {'abcdefgh'[number % 8] * (1 + number // 8)}"} for number in range(64)]
+    started_s = time.process_time()
+    assert _verify(_acts(*forward), _acts(*forward[::-1])).reward == 1
+    assert time.process_time() - started_s < 3
 
 
 def test_text_beside_a_call_does_not_matter() -> None:
