@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import yaml
+from pydantic import TypeAdapter
 
+from pivotrl.build_verifiers import build_verifier
+from pivotrl.config.load import section_models
+from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.types import Action, ParseOutcome, State, ToolCall, ToolOrigin, VerdictKind
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding_a_verifier.md"
@@ -47,3 +52,11 @@ def test_the_files_it_names_exist() -> None:
     named = re.findall(r"`((?:pivotrl|tests)/[\w/]+\.py)`", PAGE.read_text())
     assert named
     assert [name for name in named if not (root / name).exists()] == []
+
+
+def test_every_form_is_on_the_page_and_its_example_is_a_section() -> None:
+    page = PAGE.with_name("verifiers.md").read_text()
+    forms = {get_args(model.model_fields["type"].annotation)[0] for model in section_models(VerifierConfig)}
+    assert [form for form in sorted(forms) if f"`{form}`" not in page] == []
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    build_verifier(TypeAdapter[VerifierConfig](VerifierConfig).validate_python(yaml.safe_load(example)), expand=Path)
