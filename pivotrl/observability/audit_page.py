@@ -55,7 +55,9 @@ def print_audit(result: Mapping[str, Any]) -> None:
         console.print(_agreement_table(result["agreement"]))
     latency = result["latency"]
     if latency["n"]:
-        console.print(f"latency: p50 {_ms(latency['p50_s'])}, p99 {_ms(latency['p99_s'])}, slowest {_ms(latency['max_s'])} ({latency['slowest']})")
+        for name in ("processor", "wall"):
+            one = latency[name]
+            console.print(f"{name} time: p50 {_ms(one['p50_s'])}, p99 {_ms(one['p99_s'])}, slowest {_ms(one['max_s'])}")
     for reason, count in result["expert"]["quarantined"].items():
         console.print(f"quarantined: {count:,} ({reason})", markup=False)
     for row in result["expert"]["rejected"][:10]:
@@ -115,7 +117,7 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if result["labelled"] is not None:
         tiles += [(_percent(result["labelled"]["all"][name]), f"{name} on labelled pairs") for name in ("precision", "recall")]
     if result["latency"]["n"]:
-        tiles.append((_ms(result["latency"]["p99_s"]), "99th percentile of a verdict's time"))
+        tiles.append((_ms(result["latency"]["processor"]["p99_s"]), "99th percentile of a verdict's processor time"))
     return tiles
 
 

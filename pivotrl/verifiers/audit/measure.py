@@ -108,9 +108,9 @@ class Audit:
         self._wrong_pairs: list[dict[str, Any]] = []
         self._agreement: dict[str, Counter[str]] = defaultdict(Counter)
         self._flips: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        self._seconds = array("d")
+        self._wall_s, self._processor_s = array("d"), array("d")
         self._by_task: dict[str, ClusteredMean] = defaultdict(ClusteredMean)
-        self._slowest = (0.0, "")
+        self._slowest = (0.0, "nothing")
         self._turns: Counter[tuple[str, str]] = Counter()
 
     def add_turn(self, turn: ExpertTurn) -> None:
@@ -156,7 +156,7 @@ class Audit:
     @property
     def num_judged(self) -> int:
         """Verdicts so far."""
-        return len(self._seconds)
+        return len(self._wall_s)
 
     @property
     def num_unexplained(self) -> int:
@@ -177,11 +177,12 @@ class Audit:
         }
 
     def _verify(self, turn: ExpertTurn, kind: str, action: Action) -> Verdict:
-        started_s = time.perf_counter()
+        started_s, processor_started_s = time.perf_counter(), time.thread_time()
         verdict = self._verifier.verify(turn.state, turn.expert, action)
-        elapsed_s = time.perf_counter() - started_s
-        self._seconds.append(elapsed_s)
-        self._slowest = max(self._slowest, (elapsed_s, f"{turn.id} ({kind})"))
+        processor_s = time.thread_time() - processor_started_s
+        self._wall_s.append(time.perf_counter() - started_s)
+        self._processor_s.append(processor_s)
+        self._slowest = max(self._slowest, (processor_s, f"{turn.id} ({kind})"))
         if self._against is not None:
             other = self._against.verify(turn.state, turn.expert, action)
             if VerdictKind.INFRA not in (verdict.kind, other.kind):
@@ -275,11 +276,16 @@ class Audit:
         ]
 
     def _latency_result(self) -> dict[str, Any]:
-        if not self._seconds:
+        """Processor time says what a pure verifier costs, however busy the machine; wall time what a judge or a sandbox makes one wait."""
+        if not self._wall_s:
             return {"n": 0}
-        p50_s, p99_s = np.quantile(self._seconds, [0.5, 0.99])
-        numbers = {"p50_s": float(p50_s), "p99_s": float(p99_s), "max_s": self._slowest[0]}
-        return {"n": len(self._seconds), **numbers, "slowest": self._slowest[1], "verdicts_per_s": len(self._seconds) / sum(self._seconds)}
+        seconds = {"processor": self._processor_s, "wall": self._wall_s}
+        numbers = {
+            name: dict(zip(("p50_s", "p99_s", "max_s"), map(float, np.quantile(values, [0.5, 0.99, 1])), strict=True))
+            for name, values in seconds.items()
+        }
+        rate = len(self._processor_s) / max(sum(self._processor_s), 1e-9)
+        return {"n": len(self._wall_s), **numbers, "slowest": self._slowest[1], "verdicts_per_s": rate}
 
 
 def _total(tallies: Any) -> _Tally:
