@@ -267,6 +267,8 @@ class EvalConfig(Section):
 
     suites: tuple[SuiteConfig, ...]
     """Suites to run on both checkpoints."""
+    max_infra_frac: Fraction01 = 0.05
+    """The stage stops where more than this share of a suite's verdicts is the infrastructure's fault."""
 
 
 class Recipe(Section):

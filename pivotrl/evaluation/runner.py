@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
-from pivotrl.errors import UserError
+from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation import suites
 from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
 from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
 from pivotrl.progress import progress_bar
+from pivotrl.rollouts.engine import EngineError
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
 from pivotrl.worlds.order_desk import OrderDesk
@@ -52,6 +53,7 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
 
     Raises:
         UserError: where a suite is named twice, or has nothing to run on.
+        InfraLimitError: where the engine fails, or more than `max_infra_frac` of a suite's verdicts are infra; finished suites are kept.
     """
     names = [suite.type for suite in config.suites]
     if len(set(names)) != len(names):
@@ -64,7 +66,7 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
             policy = inputs.open_sampler(inputs.checkpoints[label])
             try:
                 for suite in (suite for of, suite in missing if of == label):
-                    scored = _run_suite(suite, policy, inputs)
+                    scored = _run_suite(suite, policy, inputs, config.max_infra_frac)
                     write_json(_unit_path(stage, suite.type, label), {"items": list(map(asdict, scored.items)), "samples": list(scored.samples)})
                     bar.advance(1, f"{suite.type} on {label}")
             finally:
@@ -75,7 +77,15 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
     return scores
 
 
-def _run_suite(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs) -> SuiteScores:
+def _run_suite(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_infra_frac: float) -> SuiteScores:
+    """One suite on one checkpoint; a dead engine, which leaves nothing to score, is reported as what it is."""
+    try:
+        return _scored(suite, policy, inputs, max_infra_frac)
+    except EngineError as error:
+        raise InfraLimitError(f"the engine failed in the {suite.type} suite ({error}); the same command resumes once that is repaired") from error
+
+
+def _scored(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_infra_frac: float) -> SuiteScores:
     limits = Limits(inputs.max_prompt_tokens, inputs.sampling.max_new_tokens, inputs.sampling.temperature)
     match suite:
         case HeldOutSuite():
@@ -92,6 +102,7 @@ def _run_suite(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs) -> 
                 trajectory_of=inputs.trajectory_of,
                 num_samples=suite.num_samples,
                 truncated=inputs.sampling.truncated,
+                max_infra_frac=max_infra_frac,
                 num_shown=_NUM_SHOWN,
             )
         case WorldSuite():

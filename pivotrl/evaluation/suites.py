@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pivotrl.identity import content_id, derive_seed
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
+from pivotrl.training.groups import check_infra
 from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, VerdictKind
 from pivotrl.worlds.protocol import Episode, World, WorldTask
 from pivotrl.worlds.skills import SkillQuestion, draw_questions, is_right
@@ -67,7 +68,14 @@ class Limits:
 
 
 def held_out(
-    policy: LocalSampler, tasks: Sequence[LocalTask], *, trajectory_of: Mapping[str, str], num_samples: int, truncated: Truncated, num_shown: int
+    policy: LocalSampler,
+    tasks: Sequence[LocalTask],
+    *,
+    trajectory_of: Mapping[str, str],
+    num_samples: int,
+    truncated: Truncated,
+    max_infra_frac: float,
+    num_shown: int,
 ) -> SuiteScores:
     """Single-turn reward on held-out candidates under the recipe's own sampling and verifier.
 
@@ -75,9 +83,14 @@ def held_out(
 
     Args:
         trajectory_of: trajectory id by candidate id, the cluster.
+
+    Raises:
+        InfraLimitError: where more than `max_infra_frac` of the verdicts are infra.
     """
     items, samples = [], []
-    for task, rollouts in zip(tasks, policy.sample(tasks, num_samples=num_samples, place=("eval", "held_out")), strict=True):
+    groups = policy.sample(tasks, num_samples=num_samples, place=("eval", "held_out"))
+    check_infra(groups, max_infra_frac=max_infra_frac, where="the held_out suite")
+    for task, rollouts in zip(tasks, groups, strict=True):
         for rollout in rollouts:
             if not counted(rollout, truncated):
                 continue

@@ -102,11 +102,22 @@ class Measurer:
             tasks.append(LocalTask(candidate.id, prompt_token_ids, state, candidate.expert_action))
             reasons.append(PROMPT_TOO_LONG if is_too_long else reason)
         fitting = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
-        verdicts = iter(self._sampler.accept_experts(fitting))
+        verdicts = iter(self._expert_verdicts(fitting))
         return [
             _Prepared(candidate, task, reason or _quarantine_reason(next(verdicts)))
             for candidate, task, reason in zip(candidates, tasks, reasons, strict=True)
         ]
+
+    def _expert_verdicts(self, tasks: Sequence[LocalTask]) -> list[Verdict]:
+        """The verdicts on the experts; infra ones are asked for again as often as a sample would be."""
+        verdicts = self._sampler.accept_experts(tasks)
+        for _ in range(self._settings.profile.max_resamples):
+            spoiled = [index for index, verdict in enumerate(verdicts) if verdict.kind is VerdictKind.INFRA]
+            if not spoiled:
+                break
+            for index, verdict in zip(spoiled, self._sampler.accept_experts([tasks[index] for index in spoiled]), strict=True):
+                verdicts[index] = verdict
+        return verdicts
 
     def _sample(self, tasks: Sequence[LocalTask]) -> dict[str, tuple[ProfileSample, ...]]:
         """K samples per task; places whose verdict was infra are drawn again with a new seed, `max_resamples` times at most."""

@@ -42,7 +42,7 @@ def run_profile(
             and generation settings are added here.
 
     Raises:
-        InfraLimitError: where more than `max_infra_frac` of the verdicts are infra; finished units are kept.
+        InfraLimitError: where more than `max_infra_frac` of the verdicts, or half of one unit's, are infra; finished units are kept.
     """
     directory = stage.path
     if not (directory / PROFILES).exists():
@@ -62,7 +62,7 @@ def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSe
     (stage.path / UNITS).mkdir(exist_ok=True)
     num_eligible = _num_eligible(candidates, settings)
     total = num_eligible if config.max_candidates is None else min(config.max_candidates, num_eligible)
-    ledger, num_units = Ledger(), 0
+    ledger, num_units = Ledger(config.num_samples), 0
     with progress_bar("profile", total, "candidates") as bar:
         for num_units, unit in _numbered_units(candidates, settings):
             path = unit_path(stage.path, num_units - 1)
@@ -71,6 +71,7 @@ def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSe
                 ledger.add(rows)
                 # Before the unit is written: a unit spoiled by a dead engine is redone after the repair, not kept.
                 ledger.check(config.max_infra_frac)
+                ledger.check_unit(rows, config.max_infra_frac)
                 write_jsonl(path, rows)
                 bar.advance(len(unit), ledger.note)
             else:

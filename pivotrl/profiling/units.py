@@ -7,7 +7,7 @@ order; profiles.parquet is written last and its presence means that the units ar
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from pivotrl.rundir import read_jsonl
 from pivotrl.types import Candidate, VerdictKind
 
 UNITS = "units"
+# Beyond it a unit is no measurement that some failures thinned out, but an outage.
+_MAX_UNIT_INFRA_FRAC = 0.5
 
 ROLLOUT_COLUMNS = {
     "candidate_id": "string",
@@ -80,8 +82,13 @@ def merge(stage_dir: Path, num_units: int) -> None:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the stage has paid so far, and how much of it the infrastructure spoiled."""
+    """What the stage has paid so far, and how much of it the infrastructure spoiled.
 
+    An expert that could not be judged weighs as the K samples that were not drawn for it: a stage must not lose half its rows unnoticed.
+    """
+
+    num_samples: int
+    """K."""
     turns: int = 0
     tokens: int = 0
     verdicts: int = 0
@@ -94,8 +101,10 @@ class Ledger:
             self.turns += len(rollouts)
             self.tokens += sum(rollout["num_tokens"] for rollout in rollouts)
             self.verdicts += len(rollouts)
-            self.infra_verdicts += sum(rollout["verdict"] == VerdictKind.INFRA for rollout in rollouts) + row["expert_was_infra"]
-            self.verdicts += row["expert_was_infra"]
+            self.infra_verdicts += sum(rollout["verdict"] == VerdictKind.INFRA for rollout in rollouts)
+            if row["expert_was_infra"]:
+                self.verdicts += self.num_samples
+                self.infra_verdicts += self.num_samples
 
     def check(self, max_infra_frac: float) -> None:
         """Stops the stage where the infrastructure spoils too much.
@@ -107,6 +116,20 @@ class Ledger:
             raise InfraLimitError(
                 f"{self.infra_verdicts} of {self.verdicts} verdicts of the profile are the infrastructure's fault; "
                 f"profile.max_infra_frac allows {max_infra_frac:g}; repair the engine or the verifier and run the same command to resume"
+            )
+
+    def check_unit(self, rows: Sequence[Mapping[str, Any]], max_infra_frac: float) -> None:
+        """Stops the stage at an outage that the share over all units would notice only after many lost rows.
+
+        Raises:
+            InfraLimitError: where more than half of one unit's verdicts (or `max_infra_frac`, if that is more) are infra.
+        """
+        unit = Ledger(self.num_samples)
+        unit.add(rows)
+        if unit.infra_verdicts > max(max_infra_frac, _MAX_UNIT_INFRA_FRAC) * unit.verdicts:
+            raise InfraLimitError(
+                f"{unit.infra_verdicts} of {unit.verdicts} verdicts of one unit of the profile are the infrastructure's fault, more than half; "
+                "repair the engine or the verifier and run the same command to resume"
             )
 
     @property

@@ -60,15 +60,15 @@ def check_infra(groups: Sequence[Sequence[LocalRollout]], *, max_infra_frac: flo
     """Number of infra verdicts.
 
     Raises:
-        InfraLimitError: where they are more than `max_infra_frac` of all, naming the commonest reason.
+        InfraLimitError: where they are more than `max_infra_frac` of all, or all there are, naming the commonest reason.
     """
     reasons = [r.verdict.reason for group in groups for r in group if r.verdict.kind is VerdictKind.INFRA]
     total = sum(map(len, groups))
-    if len(reasons) > max_infra_frac * total:
+    if len(reasons) > max_infra_frac * total or (reasons and len(reasons) == total):
         commonest = max(sorted(set(reasons)), key=reasons.count)
         raise InfraLimitError(
             f"{len(reasons)} of {total} verdicts at {where} were the infrastructure's fault, more than the allowed share {max_infra_frac}; "
-            f"most often: {commonest}; the same command resumes from the last checkpoint once that is repaired"
+            f"most often: {commonest}; the same command resumes once that is repaired"
         )
     return len(reasons)
 

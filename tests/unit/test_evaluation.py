@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from fakes.scripted_desk import SAMPLING, ScriptedDesk, sampler_of
 
 from pivotrl.actions.registry import action_format
-from pivotrl.config.schema import EvalConfig, HeldOutSuite, RenderConfig, SkillsSuite, WorldConfig, WorldSuite
-from pivotrl.errors import UserError
+from pivotrl.config.schema import EvalConfig, HeldOutSuite, RenderConfig, SkillsSuite, SuiteConfig, ToolCallVerifierConfig, WorldConfig, WorldSuite
+from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation.runner import REFERENCE, SCORES, TRAINED, UNITS, EvalInputs, run_eval
 from pivotrl.evaluation.scores import difference_row, gain_row, interval, suite_row
 from pivotrl.evaluation.suites import ItemScore
 from pivotrl.evaluation.summary import final_table
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.statistics import wilson_interval
+from pivotrl.rollouts.engine import EngineError
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import SUCCESS, Stage, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.types import Action, State, Verdict
+from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.worlds.generate import pretraining_mixture, tokenizer_texts
 from pivotrl.worlds.order_desk import OrderDesk
 from pivotrl.worlds.protocol import TaskSplit
@@ -189,6 +192,51 @@ def test_bad_suites_are_the_users_error(bench: Bench, tmp_path: Path) -> None:
     empty = EvalInputs(**{name: getattr(inputs, name) for name in EvalInputs.__slots__} | {"held_out": ()})
     with pytest.raises(UserError, match="held_out_frac"):
         run_eval(Stage.open(tmp_path / "b", "eval", config={}, inputs={}, seed=SEED), CONFIG, empty)
+
+
+def test_verdicts_that_were_lost_leave_the_score_within_the_limit_and_stop_the_stage_beyond_it(bench: Bench, tmp_path: Path) -> None:
+    """Every fourth verdict is lost: 6 of 24."""
+    inputs = bench.inputs()
+    calls = 0
+
+    class Flaky(ToolCallVerifier):
+        def verify(self, state: State, expert: Action, action: Action) -> Verdict:
+            nonlocal calls
+            calls += 1
+            return Verdict.infra("judge down") if calls % 4 == 0 else super().verify(state, expert, action)
+
+    def flaky(checkpoint: Path) -> LocalSampler:
+        judge = Flaky(ToolCallVerifierConfig(type="tool_call", message="similarity"))
+        return LocalSampler(bench.open(checkpoint).engine, bench.renderer, judge, SAMPLING, SEED)
+
+    held_out = (HeldOutSuite(type="held_out", num_candidates=8, num_samples=3),)
+    inputs = replace(inputs, open_sampler=flaky)
+    stage = Stage.open(tmp_path, "eval", config={}, inputs={}, seed=SEED)
+    with pytest.raises(InfraLimitError, match=r"6 of 24 verdicts at the held_out suite .*judge down"):
+        run_eval(stage, EvalConfig(suites=held_out, max_infra_frac=0.2), inputs)
+    assert not (stage.path / SUCCESS).exists()
+    scores = run_eval(stage, EvalConfig(suites=held_out, max_infra_frac=0.25), inputs)
+    assert [row["n"] for row in scores["suites"]] == [18, 18]
+
+
+@pytest.mark.parametrize("suite", CONFIG.suites, ids=lambda suite: suite.type)
+def test_an_engine_that_dies_stops_the_stage_and_the_same_command_resumes_it(suite: SuiteConfig, bench: Bench, tmp_path: Path) -> None:
+    def dead(checkpoint: Path) -> LocalSampler:
+        policy = bench.open(checkpoint)
+        if checkpoint.name == TRAINED:
+            policy.engine.generate = fail  # type: ignore[method-assign]
+        return policy
+
+    def fail(requests: object) -> None:
+        raise EngineError("out of memory")
+
+    stage, config = Stage.open(tmp_path, "eval", config={}, inputs={}, seed=SEED), EvalConfig(suites=(suite,))
+    with pytest.raises(InfraLimitError, match="out of memory"):
+        run_eval(stage, config, replace(bench.inputs(), open_sampler=dead))
+    assert sorted(path.name for path in (stage.path / UNITS).iterdir()) == [f"{suite.type}-reference.json"]
+    bench.opened.clear()
+    run_eval(stage, config, bench.inputs())
+    assert bench.opened == [TRAINED]
 
 
 def item(name: str, score: float, cluster: str | None = None) -> ItemScore:
