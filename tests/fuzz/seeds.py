@@ -35,8 +35,8 @@ def completion_seeds() -> Iterator[bytes]:
 
 def pair_seeds() -> Iterator[bytes]:
     """Every labelled pair for every verifier."""
-    for half in ("dev", "held"):
-        for line in (LABELLED / f"{half}.jsonl").read_text().splitlines():
+    for path in sorted(LABELLED.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
             pair = json.loads(line)
             for name in VERIFIERS:
                 yield encode_case(name, pair["state"], pair["expert"], pair["action"])

@@ -1,4 +1,4 @@
-"""The labelled suite itself: readable, large and balanced enough, halves apart; and the errors of a broken file."""
+"""The labelled suite itself: readable, large and balanced enough, its parts apart; and the errors of a broken file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DOMAINS = ("conversational", "swe", "terminal", "search", "message")
 
 @pytest.fixture(scope="module")
 def halves() -> dict[str, list[LabelledPair]]:
-    return {half: read_pairs(LABELLED / f"{half}.jsonl") for half in ("dev", "held")}
+    return {half: read_pairs(LABELLED / f"{half}.jsonl") for half in ("dev", "held", "fresh")}
 
 
 def test_suite_is_large_and_balanced(halves: dict[str, list[LabelledPair]]) -> None:
-    pairs = halves["dev"] + halves["held"]
+    pairs = [pair for half in halves.values() for pair in half]
     labels = Counter((pair.domain, pair.is_equivalent) for pair in pairs if not pair.needs_judge)
     assert {domain for domain, _ in labels} == set(DOMAINS)
     assert sum(labels.values()) >= 400
