@@ -206,9 +206,13 @@ class _Compiler:
         rule.coercion = _coercion(types or {json_type(choice) for choice in rule.choices})
         if schema.get("uniqueItems") is True:
             rule.order = Order.SET
-        if "items" in schema:
+        first = schema.get("prefixItems")
+        if isinstance(schema.get("items"), list):
+            # The form that tuples had before JSON Schema 2020-12.
+            first = schema["items"]
+        elif "items" in schema:
             rule.items = self.compile(schema["items"], path)
-        if isinstance(first := schema.get("prefixItems"), list):
+        if isinstance(first, list):
             rule.first_items = tuple(self.compile(item, path) for item in first)
         self._fill_members(rule, schema, path)
         if len(alternatives) > 1:

@@ -12,6 +12,9 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
 
+import sqlglot
+from sqlglot.errors import SqlglotError
+
 _MAX_CHARS = 2000
 # sqlglot tries several readings of an opening bracket, and its recursion depth is Python's.
 _MAX_NESTING_MARKS = 40
@@ -34,9 +37,6 @@ def sql_form(text: str) -> Hashable | None:
     """The form of one or more statements, or None where sqlglot cannot read them or they are beyond the bounds."""
     if len(text) > _MAX_CHARS or len(_NESTING.findall(text)) > _MAX_NESTING_MARKS or len(_OPERATOR.findall(text)) > _MAX_OPERATORS:
         return None
-    import sqlglot
-    from sqlglot.errors import SqlglotError
-
     try:
         statements = [tree for tree in sqlglot.parse(text) if tree is not None]
         return ("sql", *(_form(tree) for tree in statements)) if statements else None

@@ -9,13 +9,16 @@ import pytest
 
 from pivotrl.actions.protocol import InexpressibleAction, same_action
 from pivotrl.actions.registry import action_format
-from pivotrl.config.schema import IngestConfig, ToolCallVerifierConfig
+from pivotrl.config.schema import IngestConfig
+from pivotrl.config.verifiers import MessageContent, MessageVerifierConfig, SearchVerifierConfig, ToolCallVerifierConfig
 from pivotrl.pivots.candidates import state_of
 from pivotrl.rundir import Stage
 from pivotrl.trajectories.ingest import run_ingest
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
-from pivotrl.types import Candidate, State
+from pivotrl.types import Candidate, Domain, ParseOutcome, State
 from pivotrl.verifiers.exact import ExactVerifier
+from pivotrl.verifiers.message import MessageVerifier
+from pivotrl.verifiers.search import SearchVerifier
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 
@@ -65,6 +68,25 @@ def test_call_formats_express_the_experts_of_every_source(candidates: list[tuple
     lost = {key: count for key, count in counts.items() if key[1] != "expressed"}
     assert {reason for _, reason in lost} <= {"malformed action", "rejected: no action"}, lost
     assert sum(lost.values()) < 0.01 * len(candidates)
+
+
+@pytest.mark.slow
+def test_experts_are_accepted_by_the_verifiers_of_their_turns(candidates: list[tuple[str, State, Candidate]]) -> None:
+    """Search experts by `search`, those that speak by `message` with every content; nothing but an empty turn is refused."""
+    search = SearchVerifier(SearchVerifierConfig(type="search"))
+    contents: tuple[MessageContent, ...] = ("similarity", "exact", "facts", "any")
+    messages = [MessageVerifier(MessageVerifierConfig(type="message", content=content)) for content in contents]
+    judged: Counter[tuple[str, str, float]] = Counter()
+    for source, state, candidate in candidates:
+        expert = candidate.expert_action
+        if expert.parse is ParseOutcome.MALFORMED or not (expert.tool_calls or expert.content.strip()):
+            continue
+        chosen = [search] if candidate.domain is Domain.SEARCH else [] if expert.tool_calls else messages
+        for verifier in chosen:
+            judged[source, type(verifier).__name__, verifier.verify(state, expert, expert).reward] += 1
+    assert {reward for _, _, reward in judged} == {1.0}, judged
+    assert judged["verifiers", "SearchVerifier", 1.0] > 600
+    assert judged["tau_bench", "MessageVerifier", 1.0] > 4000
 
 
 @pytest.mark.slow
