@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+class Form(StrEnum):
+    """A checkpoint's form."""
+
+    hf = "hf"
+    megatron = "megatron"
+
 
 RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="Folder with recipe.yaml.", show_default=False)]
 OverridesArgument = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides of recipe keys, values in YAML.")]
@@ -188,6 +197,25 @@ def export_gym(
     from pivotrl.gym_verbs import run_export
 
     run_export(source, out, agent=agent)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Checkpoint directory.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; must not exist.", show_default=False)],
+    source_form: Annotated[Form, typer.Option("--from", help="Form of SOURCE.", show_default=False)],
+    out_form: Annotated[Form, typer.Option("--to", help="Form of OUT.", show_default=False)],
+    verify: Annotated[bool, typer.Option("--verify", help="Read back, compare every tensor's bits, and logits with transformers' model.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="DIR", help="Hugging Face directory that describes Megatron weights of elsewhere.")] = None,
+    max_shard_gb: Annotated[float, typer.Option(metavar="GB", help="Largest safetensors file, 10**9 bytes.")] = 5.0,
+) -> None:
+    """A checkpoint between Hugging Face and megatron-core's distributed form, whole or not at all."""
+    if source_form == out_form:
+        raise UserError(f"--from and --to are both {source_form}", rule="a conversion changes the form", fix="give hf and megatron")
+    from pivotrl.megatron import conversion
+
+    request = conversion.Request(source, out, out_form.value, verify, config, round(max_shard_gb * 10**9))
+    typer.echo(conversion.convert(request).summary())
 
 
 def main() -> None:

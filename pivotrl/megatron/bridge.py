@@ -41,8 +41,9 @@ def build_chunks(hf: Any, arguments: Mapping[str, Any], moe: MoeConfig) -> list[
     Raises:
         UserError: where Megatron-Bridge is not installed.
     """
-    # Heads that predict further tokens are left out: reinforcement learning trains none. Their tensors are carried from source to export.
-    hf.num_nextn_predict_layers = 0
+    if hf.model_type == "nemotron_h":
+        # Heads that predict further tokens are left out: reinforcement learning trains none. Their tensors are carried from source to export.
+        hf.num_nextn_predict_layers = 0
     config = _auto_bridge(hf).to_megatron_provider(load_weights=False)
     # The provider turns these on for GPUs; the trainer adds no auxiliary loss, since nothing would scale it by the step's denominator.
     experts = {
@@ -124,6 +125,27 @@ def expected_names(chunks: Sequence[LanguageModel]) -> set[str]:
     return set().union(*everyone)
 
 
+@functools.cache
+def import_bridge() -> Any:
+    """Megatron-Bridge's AutoBridge, imported at the first call.
+
+    Raises:
+        UserError: where it is not installed.
+    """
+    if importlib.util.find_spec("megatron.bridge") is None:
+        raise UserError(
+            "Megatron-Bridge is not installed",
+            rule="weights of mixture-of-experts and hybrid models are mapped by it",
+            fix="install pivotrl with the extra `bridge`",
+        )
+    # The second reports every optional package that is absent, whatever its level.
+    logging.getLogger("megatron.bridge").setLevel(logging.ERROR)
+    logging.getLogger("megatron.bridge.utils.import_utils").disabled = True
+    with _stand_in_for_transformer_engine():
+        from megatron.bridge import AutoBridge
+    return AutoBridge
+
+
 def _gpt_chunk(config: Any, stage: int | None) -> GPTModel:
     spec = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm
@@ -186,7 +208,7 @@ def _model_bridge(chunks: Sequence[LanguageModel]) -> Any:
 
 
 def _auto_bridge(hf: Any) -> Any:
-    return _import_bridge().from_hf_config(hf)
+    return import_bridge().from_hf_config(hf)
 
 
 class _AnyName:
@@ -232,22 +254,6 @@ class _Source:
         self.config = config
         self.state = _State(tensors, _mamba_rows(config) if config.model_type == "nemotron_h" else {})
         self.model_name_or_path = "checkpoint"
-
-
-@functools.cache
-def _import_bridge() -> Any:
-    if importlib.util.find_spec("megatron.bridge") is None:
-        raise UserError(
-            "Megatron-Bridge is not installed",
-            rule="weights of mixture-of-experts and hybrid models are mapped by it",
-            fix="install pivotrl with the extra `bridge`",
-        )
-    # The second reports every optional package that is absent, whatever its level.
-    logging.getLogger("megatron.bridge").setLevel(logging.ERROR)
-    logging.getLogger("megatron.bridge.utils.import_utils").disabled = True
-    with _stand_in_for_transformer_engine():
-        from megatron.bridge import AutoBridge
-    return AutoBridge
 
 
 @contextmanager

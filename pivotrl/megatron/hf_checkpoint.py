@@ -72,22 +72,23 @@ class CheckpointTensors:
                 self._opened[file] = self._stack.enter_context(safe_open(file, framework="pt"))
             return self._opened[file].get_tensor(name)
         except SafetensorError as error:
-            raise UserError(
-                f"{file} cannot be read at {name}: {error}", rule="weights are read from whole safetensors files", fix="download the checkpoint again"
-            ) from error
+            raise _unreadable(file, error) from error
 
 
 def weight_files(checkpoint_dir: Path) -> dict[str, Path]:
     """For every tensor of the checkpoint, by name, the safetensors file that holds it.
 
     Raises:
-        UserError: where the directory holds no safetensors, or a file of the index is missing.
+        UserError: where the directory holds no safetensors, a file of the index is missing, or a file is cut short.
     """
     if (checkpoint_dir / INDEX).is_file():
         files = {name: checkpoint_dir / file for name, file in read_json(checkpoint_dir / INDEX)["weight_map"].items()}
     elif (checkpoint_dir / SINGLE).is_file():
-        with safe_open(checkpoint_dir / SINGLE, framework="pt") as tensors:
-            files = dict.fromkeys(tensors.keys(), checkpoint_dir / SINGLE)
+        try:
+            with safe_open(checkpoint_dir / SINGLE, framework="pt") as tensors:
+                files = dict.fromkeys(tensors.keys(), checkpoint_dir / SINGLE)
+        except SafetensorError as error:
+            raise _unreadable(checkpoint_dir / SINGLE, error) from error
     else:
         files = {}
     absent = sorted({str(file) for file in files.values() if not file.is_file()})
@@ -98,6 +99,10 @@ def weight_files(checkpoint_dir: Path) -> dict[str, Path]:
             fix="convert the checkpoint with transformers' save_pretrained, or download it again",
         )
     return files
+
+
+def _unreadable(file: Path, error: SafetensorError) -> UserError:
+    return UserError(f"{file} cannot be read: {error}", rule="weights are read from whole safetensors files", fix="download the checkpoint again")
 
 
 def write_checkpoint(
@@ -125,10 +130,15 @@ def write_checkpoint(
             writer.add(name, tensor)
         writer.finish()
         write_json(temporary / CONFIG, {**described, "dtype": writer.main_dtype()})
-        for pattern in _COMPANIONS:
-            for companion in sorted(companions_dir.glob(pattern)):
-                if companion.is_file():
-                    shutil.copyfile(companion, temporary / companion.name)
+        copy_companions(companions_dir, temporary)
+
+
+def copy_companions(source_dir: Path, directory: Path) -> None:
+    """Copies what a checkpoint has beside its weights and their config: tokenizer, chat template, generation settings."""
+    for pattern in _COMPANIONS:
+        for companion in sorted(source_dir.glob(pattern)):
+            if companion.is_file():
+                shutil.copyfile(companion, directory / companion.name)
 
 
 def init_hf_checkpoint(model_config: ScratchModel, *, tokenizer_dir: Path, out_dir: Path, seed: int) -> None:

@@ -8,7 +8,7 @@ Megatron-Bridge (`bridge`, an extra).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -39,15 +39,13 @@ def load_hf(chunks: Sequence[LanguageModel], checkpoint_dir: Path) -> None:
         UserError: where a tensor is left over, missing or has another shape, naming the first few.
     """
     with CheckpointTensors(checkpoint_dir) as tensors:
-        is_tied = chunks[0].share_embeddings_and_output_weights
-        # A head stored although it is tied is compared with the embedding instead.
-        ignored = {name for name in tensors.files if name.endswith(_DERIVED_SUFFIX) or is_carried(name) or (is_tied and name == HEAD)}
+        ignored = repeated_names(chunks, tensors.files) | {name for name in tensors.files if is_carried(name)}
         check_census(expected_names(chunks), tensors.files, ignored, checkpoint_dir)
         if _is_dense(chunks):
             dense_weights.load(_dense(chunks), tensors.read)
         else:
             _bridge().load(chunks, tensors)
-        if is_tied and HEAD in tensors.files:
+        if chunks[0].share_embeddings_and_output_weights and HEAD in tensors.files:
             _check_tied_head(tensors.read(EMBEDDING), tensors.read(HEAD), checkpoint_dir)
 
 
@@ -64,17 +62,31 @@ def expected_names(chunks: Sequence[LanguageModel]) -> set[str]:
     return dense_weights.expected_names(_dense(chunks)) if _is_dense(chunks) else _bridge().expected_names(chunks)
 
 
+def repeated_names(chunks: Sequence[LanguageModel], names: Iterable[str]) -> set[str]:
+    """Those of a checkpoint's names that repeat what the model has: a head stored although it is tied, which is compared, and derived tensors."""
+    is_tied = chunks[0].share_embeddings_and_output_weights
+    return {name for name in names if name.endswith(_DERIVED_SUFFIX) or (is_tied and name == HEAD)}
+
+
 def is_carried(name: str) -> bool:
     """Whether a checkpoint's tensor is no part of the trained model and goes from the source to a saved checkpoint as it is."""
     return name.startswith(_CARRIED_PREFIX)
 
 
-def save_hf(chunks: Sequence[LanguageModel], *, source_dir: Path, out_dir: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def save_hf(
+    chunks: Sequence[LanguageModel],
+    *,
+    source_dir: Path,
+    out_dir: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    formats: Mapping[str, torch.dtype] | None = None,
+) -> None:
     """Writes the model as a Hugging Face checkpoint, whole or not at all; the first process writes, all return when it is done.
 
     Args:
         source_dir: the checkpoint the model came from: its config, tokenizer files and carried tensors go with the new weights.
         max_shard_bytes: size of a weights file, bytes.
+        formats: number formats of tensors by name; those left out keep the model's.
 
     Raises:
         UserError: on every process, where the first could not write.
@@ -83,10 +95,9 @@ def save_hf(chunks: Sequence[LanguageModel], *, source_dir: Path, out_dir: Path,
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            with CheckpointTensors(source_dir) as source:
-                carried = ((name, source.read(name)) for name in source.files if is_carried(name))
-                config = read_config(source_dir)
-                write_checkpoint(chain(tensors, carried), config, companions_dir=source_dir, out_dir=out_dir, max_shard_bytes=max_shard_bytes)
+            formatted = ((name, tensor.to((formats or {}).get(name, tensor.dtype))) for name, tensor in tensors)
+            named = chain(formatted, _carried_tensors(source_dir))
+            write_checkpoint(named, read_config(source_dir), companions_dir=source_dir, out_dir=out_dir, max_shard_bytes=max_shard_bytes)
         except (UserError, OSError) as error:
             failure = error
     # Exporting is collective: a process that does not write, or no longer does, still takes part to the end.
@@ -118,6 +129,14 @@ def check_census(expected: Iterable[str], stored: Iterable[str], ignored: Iterab
                 rule="every tensor of a checkpoint must be used and every parameter filled",
                 fix="check that config.json belongs to these weights",
             )
+
+
+def _carried_tensors(source_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    if any(source_dir.glob("*.safetensors")):
+        with CheckpointTensors(source_dir) as source:
+            for name in source.files:
+                if is_carried(name):
+                    yield name, source.read(name)
 
 
 def _is_dense(chunks: Sequence[LanguageModel]) -> bool:

@@ -118,9 +118,27 @@ def _patch_mappings(module: ModuleType) -> None:
     module._gather_along_first_dim, module._reduce_scatter_along_first_dim = uneven_gather, uneven_scatter
 
 
+def _patch_language_module(module: ModuleType) -> None:
+    """With tied embeddings the first and last pipeline stage exchange their uninitialised copies at construction, moved there by `Tensor.cuda`.
+
+    They are told that the model has no values yet, as upstream's own builds without memory do; loading fills both copies.
+    """
+    set_up = module.LanguageModule.setup_embeddings_and_output_layer
+
+    def set_up_without_exchange(self: Any) -> None:
+        kept, self.config.init_model_with_meta_device = self.config.init_model_with_meta_device, True
+        try:
+            set_up(self)
+        finally:
+            self.config.init_model_with_meta_device = kept
+
+    module.LanguageModule.setup_embeddings_and_output_layer = set_up_without_exchange
+
+
 PATCHES: Mapping[str, ModulePatch] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.models.common.embeddings.rope_utils": _patch_rotary,
+    "megatron.core.models.common.language_module.language_module": _patch_language_module,
     "megatron.core.ssm.mamba_mixer": patch_mamba_mixer,
     "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.tensor_parallel.random": _patch_random,
