@@ -25,8 +25,8 @@ from pivotrl.types import Verdict
 PAIRS = list(pair_seeds())
 COMPLETIONS = list(completion_seeds())
 SOME = [*COMPLETIONS, *random.Random(0).sample(PAIRS, 400)]
-# Those that call an endpoint, and the cascade, inside which every other one runs.
-NOT_FUZZED = {"judge", "compose"}
+# Those that call an endpoint or start processes, and the cascade, inside which every other one runs.
+NOT_FUZZED = {"judge", "shell_effect", "compose"}
 
 
 def test_every_verifier_is_fuzzed_or_named_as_not() -> None:
