@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pivotrl.observability.fields import Fields, read_lines, read_object
 from pivotrl.observability.sinks import METRICS
+from pivotrl.observability.sinks import TIMING as STEP_TIMING
 from pivotrl.pivots.dataset import DECISIONS, PROFILES, SELECTION
 from pivotrl.pivots.parquet import count_rows, read_rows
 from pivotrl.pivots.select import KEPT
@@ -78,6 +79,19 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Judging:
+    """What a judge cost one stage, in the processes that finished it: a resumed stage counts from its resumption, as its wall time does."""
+
+    stage: str
+    requests: int
+    failures: int
+    cache_hits: int
+    prompt_tokens: int
+    completion_tokens: int
+    request_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RewardLevel:
     """Profiled candidates with one pass rate."""
 
@@ -107,6 +121,8 @@ class Readings:
     scores: tuple[Score, ...]
     differences: tuple[Difference, ...]
     eval_turns: int | None
+    judging: tuple[Judging, ...]
+    """Stages that asked a judge."""
 
     def total(self, metric: str) -> int:
         """Sum of a counted metric over all steps."""
@@ -134,6 +150,7 @@ def read_run(run: Path) -> Readings:
         scores=tuple(_read_scores(scores)),
         differences=tuple(_read_differences(scores)),
         eval_turns=scores.count("turns"),
+        judging=tuple(_read_judging(run)),
     )
 
 
@@ -173,6 +190,23 @@ def _read_gain(gain: Fields) -> Gain | None:
         return None
     shares = gain.number("well_formed_before"), gain.number("well_formed_after")
     return Gain(in_format, in_decision, *shares, gain.count("num_one_sided") or 0)
+
+
+def _read_judging(run: Path) -> Iterable[Judging]:
+    """From timing.json of the stages that ask at once, from timing.jsonl of the one that asks step by step."""
+    for stage in ("profile", "train", "eval"):
+        rows = [read_object(run / stage / TIMING, name=f"{stage}/{TIMING}"), *read_lines(run / stage / STEP_TIMING, name=f"{stage}/{STEP_TIMING}")]
+        total = lambda name, rows=rows: round(sum(row.number(f"rollout/judge_{name}/sum") or 0 for row in rows))  # noqa: E731
+        if total("requests") or total("cache_hits"):
+            yield Judging(
+                stage,
+                requests=total("requests"),
+                failures=total("failures"),
+                cache_hits=total("cache_hits"),
+                prompt_tokens=total("prompt_tokens"),
+                completion_tokens=total("completion_tokens"),
+                request_s=sum(row.number("time/judge_s/sum") or 0.0 for row in rows),
+            )
 
 
 def _trajectories_found(audit: Fields) -> int | None:

@@ -80,6 +80,7 @@ def _context(readings: Readings) -> dict[str, Any]:
         "sft_panel": _marked(sft_panel(readings)),
         "num_non_finite": readings.total(NON_FINITE),
         "cost": cost,
+        "judging": readings.judging,
         "examples": step_examples(readings.run),
         "manifests": sections.manifests(readings),
         "pivot_provenance": sections.pivot_provenance(readings.selection),

@@ -17,7 +17,7 @@ from pivotrl.errors import UserError
 from pivotrl.observability import charts, conversation, fields, sections
 from pivotrl.observability.charts import Bar, Series, histogram, line_chart, nice_ticks
 from pivotrl.observability.conversation import step_examples, visible
-from pivotrl.observability.readings import read_run
+from pivotrl.observability.readings import Judging, read_run
 from pivotrl.observability.report import write_report
 from pivotrl.rundir import Stage, write_json, write_jsonl
 
@@ -115,6 +115,22 @@ def test_selection_counts_by_reason_domain_and_depth(page: Page, whole_run: Path
     assert by_depth.totals == (4, 4, 4)
     assert "63.6 %" in page.text["selection"]
     assert "of 11 usable training turns" in page.text["selection"]
+
+
+def test_a_judges_cost_is_shown_by_stage(tmp_path: Path) -> None:
+    """From the profile's timing.json and the sum of the training steps' lines; a stage that asked no judge has no row."""
+    write_whole_run(tmp_path)
+    assert "What the judge cost" not in write_report(tmp_path, tmp_path / "report").read_text()
+    names = ("requests", "failures", "cache_hits", "prompt_tokens", "completion_tokens")
+    profile = {f"rollout/judge_{name}/sum": number for name, number in zip(names, (1_234, 5, 6, 98_765, 432), strict=True)}
+    write_json(tmp_path / "profile" / "timing.json", {**profile, "time/judge_s/sum": 61.5, "wall_s": 9.0})
+    steps = [{"step": 0, "rollout/judge_requests/sum": 20, "time/judge_s/sum": 1.0}, {"step": 1, "rollout/judge_cache_hits/sum": 3}]
+    write_jsonl(tmp_path / "train" / "timing.jsonl", steps)
+    found = {row.stage: row for row in read_run(tmp_path).judging}
+    assert found == {"profile": Judging("profile", 1_234, 5, 6, 98_765, 432, 61.5), "train": Judging("train", 20, 0, 3, 0, 0, 1.0)}
+    text = Page(write_report(tmp_path, tmp_path / "report").read_text()).text["cost"]
+    for figure in ("What the judge cost", "1,234", "98,765", "61.5 s"):
+        assert figure in text
 
 
 def test_cost_counts_profiling(page: Page, whole_run: Path) -> None:
