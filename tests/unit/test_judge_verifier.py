@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import multiprocessing
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fakes.judge_server import JudgeServer, Reply, judge_config, judge_server, shown
 from pydantic import TypeAdapter, ValidationError
 
@@ -335,6 +337,13 @@ def test_key_and_address_come_from_the_environment_and_the_key_goes_into_one_hea
 def test_sections_that_mean_nothing_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         judge_config(**change)
+
+
+def test_the_documented_cascade_is_a_verifier_section() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "judge.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    config = TypeAdapter(VerifierConfig).validate_python(yaml.safe_load(block)["verifier"])
+    assert [stage["verifier"]["type"] for stage in config.model_dump()["stages"]] == ["tool_call", "judge"]
 
 
 def _write_many(directory: Path, text: str) -> None:
