@@ -1,7 +1,7 @@
 """Mixture-of-experts and hybrid models through Megatron-Bridge: configuration, and weights by Hugging Face name in any parallel layout.
 
 The only file that knows Megatron-Bridge (the extra `bridge`). It is imported when such a model is built, never before: the import takes
-several times that of megatron-core. Dense families do without it.
+nearly as long as megatron-core's. Dense families do without it.
 """
 
 from __future__ import annotations

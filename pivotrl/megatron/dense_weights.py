@@ -2,7 +2,7 @@
 
 One `WeightRule` per parameter of the whole model says of which tensors of the checkpoint it is made and along which dimension it is split
 over tensor parallel processes. Megatron-Bridge, which knows these families too, serves as the test's oracle; it is not used here because
-its import costs several times the import of megatron-core, in every process.
+its import costs nearly as much again as megatron-core's, in every process.
 """
 
 from __future__ import annotations
