@@ -61,4 +61,4 @@ def same_facts(first: str, second: str) -> bool:
         return True
     if not (a.deciding or a.names) or a.asks is not b.asks:
         return False
-    return a.deciding == b.deciding and a.names <= b.content and b.names <= a.content
+    return set(a.deciding) == set(b.deciding) and a.names <= b.content and b.names <= a.content

@@ -2,8 +2,8 @@
 
 Two texts are the same where their words are, without case, spacing and punctuation. Otherwise they are similar only if all of this holds:
 
-- the same numbers and codes, in value (1,000 = 1000.00; 20% is not $20; -5 is not 5);
-- the same deciding words: negations, destructive and directional words, number words (`_DECIDING`, and the recipe's own list);
+- the same numbers and codes, by value and as often (1,000 = 1000.00; 20% is not $20; -5 is not 5);
+- the same deciding words, as often: negations, destructive and directional words, number words (`_DECIDING`, and the recipe's own list);
 - both ask or neither does, by their marks or their first words;
 - no two different objects of the same preposition (from Paris to Rome is not from Rome to Paris, to cancel is not to refund);
 - what both say comes in the same order (content words, numbers, deciding words), but that one part of the sentence may stand in front of the other;
@@ -110,8 +110,8 @@ class TextReading:
 
     words: tuple[str, ...]
     """Every word without case and punctuation."""
-    deciding: frozenset[str]
-    """Numbers by value, codes, and deciding words."""
+    deciding: tuple[str, ...]
+    """Numbers by value, codes, and deciding words, each as often as it is said."""
     content: frozenset[str]
     """Content words without case and plural, deciding words left out."""
     order: tuple[str, ...]
@@ -168,7 +168,7 @@ def _remembered(text: str, deciding: frozenset[str]) -> TextReading:
 
 def _read(text: str, deciding: frozenset[str]) -> TextReading:
     words: list[str] = []
-    decisive: set[str] = set()
+    decisive: list[str] = []
     order: list[str] = []
     seen: set[str] = set()
     names: set[str] = set()
@@ -191,7 +191,7 @@ def _read(text: str, deciding: frozenset[str]) -> TextReading:
             if role == _DETERMINER:
                 continue
             if role & _DECIDES:
-                decisive.add(word)
+                decisive.append(word)
                 if word not in seen:
                     seen.add(word)
                     order.append(word)
@@ -200,7 +200,7 @@ def _read(text: str, deciding: frozenset[str]) -> TextReading:
         preposition = word if role is not None and role & _PREPOSITION else ""
         owned, before = before if word == "of" else "", word
     asks = _QUESTION.search(text) is not None
-    return TextReading(tuple(words), frozenset(decisive), frozenset(seen - decisive), tuple(order), frozenset(names), objects, asks)
+    return TextReading(tuple(words), tuple(decisive), frozenset(seen.difference(decisive)), tuple(order), frozenset(names), objects, asks)
 
 
 def _tokens(text: str) -> list[tuple[str, bool]]:
@@ -250,7 +250,7 @@ def _are_same_words(first: TextReading, second: TextReading) -> bool:
 
 
 def _share_words(first: TextReading, second: TextReading, threshold: float) -> bool:
-    if first.deciding != second.deciding or not (first.content or first.deciding) or _other_objects(first, second):
+    if sorted(first.deciding) != sorted(second.deciding) or not (first.content or first.deciding) or _other_objects(first, second):
         return False
     if first.content == second.content:
         return True
@@ -264,10 +264,15 @@ def _share_order(first: TextReading, second: TextReading) -> bool:
     stand on either side of its amount."""
     shared = (set(first.order) & set(second.order)) - _UNITS
     ours, theirs = ([word for word in reading.order if word in shared] for reading in (first, second))
-    if ours == theirs:
-        return True
-    start = theirs.index(ours[0])
-    return len(ours) >= _MIN_WORDS_TO_TURN and theirs[start:] + theirs[:start] == ours
+    if ours != theirs and (len(ours) < _MIN_WORDS_TO_TURN or not _is_turned(ours, theirs)):
+        return False
+    return _is_turned(*([word for word in reading.deciding if word not in _UNITS] for reading in (first, second)))
+
+
+def _is_turned(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether the second sequence is the first, or the first with its end put in front."""
+    turned = "\0".join(("", *first, *first, ""))
+    return len(first) == len(second) and "\0".join(("", *second, "")) in turned
 
 
 def _other_objects(first: TextReading, second: TextReading) -> bool:

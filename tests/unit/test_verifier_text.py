@@ -44,6 +44,8 @@ DIFFERENT = [
     (LONG, LONG.replace("March", "April")),
     (LONG, LONG.replace("two photos", "three photos")),
     (LONG, LONG.replace("asks", "does not ask")),
+    ("It is not in room 4, and room 5 is not free.", "It is not in room 4, and room 5 is free."),
+    ("Pay 3 of 5 now and 5 of 3 later.", "Pay 3 of 5 now and 3 of 5 later."),
     ("", "the"),
     ("...", "!!!"),
 ]
