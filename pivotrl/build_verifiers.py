@@ -18,6 +18,8 @@ from pivotrl.config.verifiers import (
     MemberVerifierConfig,
     MessageVerifierConfig,
     SearchVerifierConfig,
+    SweVerifierConfig,
+    TerminalVerifierConfig,
     ToolCallVerifierConfig,
     VerifierConfig,
 )
@@ -50,6 +52,14 @@ def _member(config: MemberVerifierConfig, expand: Callable[[str], Path]) -> Veri
             from pivotrl.verifiers.tool_call import ToolCallVerifier
 
             return ToolCallVerifier(config)
+        case SweVerifierConfig():
+            from pivotrl.verifiers.swe import SweVerifier
+
+            return SweVerifier(config)
+        case TerminalVerifierConfig():
+            from pivotrl.verifiers.terminal import TerminalVerifier
+
+            return TerminalVerifier(config)
         case JudgeVerifierConfig():
             from pivotrl.verifiers.judge.verifier import JudgeVerifier
 

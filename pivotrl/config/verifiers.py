@@ -83,10 +83,47 @@ class SearchVerifierConfig(CallComparison):
     """Threshold for answers of ten content words or more, used with `similarity`."""
 
 
+class ShellRules(Section):
+    """How shell commands are compared: as syntax trees, never executed."""
+
+    chains: Literal["steps", "strict"] = "steps"
+    """`steps`: `cd x && make` is `cd x` and then `make`, where the first is only a step (it answers no question, as grep or test do) and the second
+    destroys nothing; `strict`: `&&` never equals a line break."""
+    read_order: Literal["strict", "any"] = "strict"
+    """`any`: neighbouring commands that only look (ls, cat, grep; not cd) may come in another order."""
+    working_directory: str | None = None
+    """Absolute directory in which every command starts in a shell of its own (mini-swe-agent: /testbed): `cd /testbed && make` is then `make`.
+    None where the shell goes on from turn to turn."""
+    tools: tuple[str, ...] = ("bash", "execute_bash", "shell", "local_shell", "run_command", "run_shell_command", "execute_command", "terminal")
+    """Tools whose `command` (or `cmd`, `script`) is shell text."""
+    ignored_arguments: tuple[str, ...] = ("*.security_risk", "*.timeout")
+    """Arguments that the harness adds or that only say how long to wait, as `tool.argument`; `*` stands for every tool."""
+
+
+class SweVerifierConfig(Section):
+    """Eq. 6 for software engineering turns."""
+
+    type: Literal["swe"]
+    granularity: Literal["name", "target", "arguments"]
+    """What must agree with the expert: the tool's name (the paper's rule), its target (file, command, symbol), or all arguments by what they do."""
+    shell: ShellRules = ShellRules()
+    """How shell commands are compared."""
+
+
+class TerminalVerifierConfig(Section):
+    """Eq. 6 for terminal turns (Terminus-1 and Terminus-2): the same commands as shell syntax trees, the same claim of completion."""
+
+    type: Literal["terminal"]
+    shell: ShellRules = ShellRules()
+    """How shell commands are compared."""
+
+
 # What a cascade may hold: every form but the cascade itself.
 type MemberVerifierConfig = Annotated[
     ExactVerifierConfig
     | ToolCallVerifierConfig
+    | SweVerifierConfig
+    | TerminalVerifierConfig
     | MessageVerifierConfig
     | SearchVerifierConfig
     | JudgeVerifierConfig
@@ -121,6 +158,8 @@ class ComposeVerifierConfig(Section):
 type VerifierConfig = Annotated[
     ExactVerifierConfig
     | ToolCallVerifierConfig
+    | SweVerifierConfig
+    | TerminalVerifierConfig
     | MessageVerifierConfig
     | SearchVerifierConfig
     | JudgeVerifierConfig

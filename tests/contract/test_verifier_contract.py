@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivotrl.config.verifiers import SearchVerifierConfig, ToolCallVerifierConfig
+from pivotrl.config.verifiers import SearchVerifierConfig, SweVerifierConfig, TerminalVerifierConfig, ToolCallVerifierConfig
 from pivotrl.types import Action, ParseOutcome, State, Tool, ToolCall, ToolOrigin, VerdictKind
 from pivotrl.verifiers.exact import ExactVerifier
 from pivotrl.verifiers.protocol import Verifier
 from pivotrl.verifiers.search import SearchVerifier
+from pivotrl.verifiers.swe import SweVerifier
+from pivotrl.verifiers.terminal import TerminalVerifier
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 SCHEMA = {
@@ -35,9 +37,11 @@ BUILDERS: dict[str, Callable[[], Verifier]] = {
     "tool_call": lambda: ToolCallVerifier(ToolCallVerifierConfig(type="tool_call", message="similarity")),
     "tool_call_exact_message": lambda: ToolCallVerifier(ToolCallVerifierConfig(type="tool_call", message="exact", ordered_calls=True)),
     "search": lambda: SearchVerifier(SearchVerifierConfig(type="search")),
+    "swe_arguments": lambda: SweVerifier(SweVerifierConfig(type="swe", granularity="arguments")),
+    "terminal": lambda: TerminalVerifier(TerminalVerifierConfig(type="terminal")),
 }
 # Those whose verdict must not change with the spelling of JSON.
-FUNCTIONAL = [name for name in BUILDERS if name.startswith(("tool_call", "search"))]
+FUNCTIONAL = [name for name in BUILDERS if name.startswith(("tool_call", "search", "swe", "terminal"))]
 
 _TEXT = st.text(max_size=10) | st.sampled_from(
     ["Y", "x", "1", "1.0", "true", "a long text of six words", "a long text of 7 words here", "ls -la /tmp"]
