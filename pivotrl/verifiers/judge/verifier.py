@@ -58,8 +58,10 @@ class JudgeVerifier:
         """With address and key read from the environment where the recipe says so.
 
         Raises:
-            UserError: for a variable that is not set.
+            UserError: for a variable that is not set, or a directory that names a run where there is none.
         """
+        if "{" in str(cache_dir):
+            raise UserError(f"verifier.cache is {cache_dir}", rule="outside a run its answers need a directory", fix="give verifier.cache a path")
         name = config.endpoint.removeprefix(FROM_ENVIRONMENT)
         endpoint = _variable("verifier.endpoint", name) if name != config.endpoint else config.endpoint
         api_key = _variable("verifier.api_key_env", config.api_key_env) if config.api_key_env else None

@@ -105,7 +105,8 @@ class Sandbox:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={},
+            # Its Python may need its libraries; the command gets none of this.
+            env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
             cwd="/",
             start_new_session=True,
         )
