@@ -121,7 +121,7 @@ def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfi
         "seed": recipe.seed,
         "with_reference": with_reference,
     }
-    check_layout(checkpoint, recipe.parallel, processes.num_processes())
+    check_layout(checkpoint, recipe.parallel, recipe.moe, processes.num_processes())
     return processes.Leader(arguments) if processes.num_processes() > 1 else Trainer.from_hf(**arguments)
 
 

@@ -18,6 +18,7 @@ import typer
 from pivotrl.errors import InfraLimitError, UserError
 
 EXIT_DISAGREES = 1
+EXIT_BUG = 1
 EXIT_USER = 2
 EXIT_INFRA = 3
 EXIT_UNFIT = 1
@@ -231,6 +232,9 @@ def main() -> None:
         _run()
     except SystemExit as end:
         processes.dismiss(int(end.code or 0))
+        raise
+    except BaseException:
+        processes.dismiss(EXIT_BUG)
         raise
 
 

@@ -35,8 +35,6 @@ class ParallelConfig(Section):
     """Keep activations for the backward pass, or only each layer's input and compute the rest again: a third more compute, far less memory."""
     overlap_grad_reduce: bool = False
     """Reduce gradients over data parallel processes during the backward pass, not after it."""
-    async_checkpoint: bool = False
-    """Write checkpoint files in the background while training goes on. A checkpoint counts as complete only once every file is on disk."""
     resume: Literal["full", "weights"] = "full"
     """What a resumed stage takes from its checkpoint: `weights` starts Adam's moments anew, for a layout the optimizer state cannot be moved to."""
     timeout_minutes: PositiveInt = 30
@@ -51,4 +49,4 @@ class MoeConfig(Section):
     expert_bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
     """Step of the aux-loss-free balancing bias after each optimizer step (models that have such a bias); 0 keeps the checkpoint's."""
     router_replay: bool = False
-    """Choose the same experts in every update of a batch of rollouts as in its first forward pass."""
+    """Choose the same experts in every update of a batch of rollouts as in the pass that computed its old log-probs."""

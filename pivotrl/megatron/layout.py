@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pivotrl.config.schema import ParallelConfig
+from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.errors import UserError
 
 _TP, _PP, _VPP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
@@ -96,7 +96,7 @@ def check_world(parallel: ParallelConfig, world_size: int) -> None:
         )
 
 
-def check_model(parallel: ParallelConfig, shape: ModelShape) -> None:
+def check_model(parallel: ParallelConfig, moe: MoeConfig, shape: ModelShape) -> None:
     """Refuses a layout that this model cannot have.
 
     Raises:
@@ -121,6 +121,12 @@ def check_model(parallel: ParallelConfig, shape: ModelShape) -> None:
     if shape.mamba_heads is not None:
         _check_mamba(parallel, *shape.mamba_heads)
     _check_experts(parallel, shape)
+    if moe.router_replay and parallel.recompute == "full" and parallel.pipeline_model_parallel_size > 1:
+        raise UserError(
+            f"moe.router_replay is true, parallel.recompute is full and {_PP} is {parallel.pipeline_model_parallel_size}",
+            rule="between a micro-batch's forward pass and its recomputation a stage runs others, whose experts the routers would then repeat",
+            fix="set recompute to none, or router_replay to false",
+        )
 
 
 def _check_experts(parallel: ParallelConfig, shape: ModelShape) -> None:

@@ -56,9 +56,9 @@ def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
 @functools.cache
 def control_group() -> dist.ProcessGroup:
     """All processes, over the CPU: for messages between programs rather than tensors of a model. Collective at its first call."""
-    everyone = dist.group.WORLD
-    assert everyone is not None
-    return dist.new_group(backend="gloo") if PLATFORM.is_gpu else everyone
+    group = dist.new_group(backend="gloo") if PLATFORM.is_gpu else dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _sizes(parallel: ParallelConfig) -> tuple[int | None, ...]:

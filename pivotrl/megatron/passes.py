@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from pivotrl.megatron.logprobs import token_scores
 from pivotrl.megatron.parallel import control_group
+from pivotrl.megatron.replay import RouterMemory
 from pivotrl.megatron.upstream import PLATFORM, get_forward_backward_func, parallel_state
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -40,7 +42,9 @@ class _Dealt:
     micro_batch: MicroBatch
 
 
-def logprob_pass(chunks: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], *, temperature: float) -> list[torch.Tensor]:
+def logprob_pass(
+    chunks: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], *, temperature: float, memory: RouterMemory | None = None
+) -> list[torch.Tensor]:
     """Forward only: log-probs [B, T] float32 of every micro-batch of the step, the same bits on every process."""
     if not micro_batches:
         return []
@@ -48,7 +52,7 @@ def logprob_pass(chunks: Sequence[torch.nn.Module], micro_batches: Sequence[Micr
     logprobs = torch.zeros(sum(shape.numel() for shape in shapes), device=PLATFORM.device)
     parts = [part.view(shape) for part, shape in zip(logprobs.split([shape.numel() for shape in shapes]), shapes, strict=True)]
     with torch.no_grad():
-        outputs = _run(chunks, micro_batches, _keep_logprobs, temperature=temperature, forward_only=True)
+        outputs = _run(chunks, micro_batches, _keep_logprobs, temperature=temperature, memory=memory, forward_only=True)
     if _speaks_for_micro_batches():
         for place, logprobs_B_T in outputs:
             if place is not None:
@@ -59,10 +63,15 @@ def logprob_pass(chunks: Sequence[torch.nn.Module], micro_batches: Sequence[Micr
 
 
 def training_pass(
-    chunks: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float
+    chunks: Sequence[torch.nn.Module],
+    micro_batches: Sequence[MicroBatch],
+    loss: LossFunction,
+    *,
+    temperature: float,
+    memory: RouterMemory | None = None,
 ) -> list[LossReport]:
     """Forward and backward: leaves reduced gradients in the chunks' buffers; the report of every micro-batch, in order, on every process."""
-    outputs = _run(chunks, micro_batches, partial(_compute_loss, loss), temperature=temperature, forward_only=False)
+    outputs = _run(chunks, micro_batches, partial(_compute_loss, loss), temperature=temperature, memory=memory, forward_only=False)
     spoken = [(place, report) for place, report in outputs if place is not None] if _speaks_for_micro_batches() else []
     gathered = [spoken]
     if dist.get_world_size() > 1:
@@ -77,7 +86,13 @@ type _Finish = Callable[..., Any]
 
 
 def _run(
-    chunks: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], finish: _Finish, *, temperature: float, forward_only: bool
+    chunks: Sequence[torch.nn.Module],
+    micro_batches: Sequence[MicroBatch],
+    finish: _Finish,
+    *,
+    temperature: float,
+    memory: RouterMemory | None,
+    forward_only: bool,
 ) -> list[tuple[int | None, Any]]:
     """Upstream's schedule over this rank's share; (place, result) of each where this rank has the last pipeline stage, else nothing."""
     share = _share(micro_batches)
@@ -85,7 +100,10 @@ def _run(
     def forward_step(dealt: Iterator[_Dealt], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         item = next(dealt)
         micro_batch = _on_device(item.micro_batch)
-        return token_scores(chunk, micro_batch, temperature=temperature), partial(finish, dataclasses.replace(item, micro_batch=micro_batch))
+        index = next(index for index, each in enumerate(chunks) if each is chunk)
+        with memory.forward(index, micro_batch) if memory is not None else nullcontext():
+            scores = token_scores(chunk, micro_batch, temperature=temperature)
+        return scores, partial(finish, dataclasses.replace(item, micro_batch=micro_batch))
 
     batch_size, sequence = share[0].micro_batch.token_ids_B_T.shape
     return get_forward_backward_func()(

@@ -25,15 +25,15 @@ from pivotrl.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     from pivotrl.megatron.trainer import StepResult, Trainer
     from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
 # Longer than any stage; that a process died is for the launcher to notice.
 _PATIENCE = timedelta(days=30)
-# How long process 0 waits for the last word to be heard.
-_GOODBYE = timedelta(seconds=60)
+# How long process 0 waits for its last word to be heard.
+_GOODBYE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ def follow() -> int:
 
 
 def dismiss(code: int) -> None:
-    """Process 0 is about to end with `code`: so do the followers. Does nothing where there are none.
+    """Process 0 is about to end with `code`: so do the followers that are waiting for its next call. Does nothing where there are none.
 
-    Not for errors of unknown origin: followers may be inside another collective step, where only the launcher can end them.
+    A follower inside a collective step that process 0 has left cannot hear it; the launcher ends those.
     """
     if num_processes() > 1:
         _channel().announce(End(code))
@@ -168,7 +168,7 @@ class _Channel:
     """
 
     def __init__(self) -> None:
-        from torch.distributed import PrefixStore
+        from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
         from torch.distributed.rendezvous import rendezvous
 
         store, self._rank, self._size = next(iter(rendezvous("env://")))
@@ -177,7 +177,7 @@ class _Channel:
 
     def announce(self, message: Build | Call | End) -> None:
         is_call = isinstance(message, Call)
-        self._store.set(f"message/{self._num_messages}", pickle.dumps(None if is_call else message))
+        self._store.set(f"message/{self._num_messages}", pickle.dumps(None if is_call else message))  # pyright: ignore[reportArgumentType] (it takes bytes)
         self._num_messages += 1
         if is_call:
             self._broadcast(message)
@@ -206,7 +206,7 @@ class _Channel:
 
     def heard(self) -> None:
         """A follower is about to leave."""
-        self._store.set(f"heard/{self._rank}", b"")
+        self._store.set(f"heard/{self._rank}", "")
 
     def wait_until_heard(self) -> None:
         """Keeps process 0, which may hold the store, until every follower has heard the last message or is gone."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.identity import content_id, file_id
@@ -24,8 +26,9 @@ from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
 from pivotrl.megatron.layout import ModelShape, check_model, check_world
 from pivotrl.megatron.model import LanguageModel, build_model
-from pivotrl.megatron.parallel import initialize_parallel
+from pivotrl.megatron.parallel import control_group, initialize_parallel
 from pivotrl.megatron.passes import logprob_pass, training_pass
+from pivotrl.megatron.replay import RouterMemory
 from pivotrl.megatron.update import PolicyUpdate
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -53,12 +56,19 @@ class Trainer:
     """One policy being trained. Lifecycle: `from_hf`, optionally `load_checkpoint`, then any number of steps; one per process."""
 
     def __init__(
-        self, checkpoint_dir: Path, *, policy: list[LanguageModel], reference: list[LanguageModel] | None, update: PolicyUpdate | None
+        self,
+        checkpoint_dir: Path,
+        *,
+        policy: list[LanguageModel],
+        reference: list[LanguageModel] | None,
+        update: PolicyUpdate | None,
+        memory: RouterMemory | None,
     ) -> None:
         self._checkpoint_dir = checkpoint_dir
         self._policy = policy
         self._reference = reference
         self._update = update
+        self._memory = memory
         self._steps_done = 0
 
     @classmethod
@@ -87,7 +97,7 @@ class Trainer:
             UserError: for an unsupported architecture, a layout it cannot have, or tensors that do not fit it.
         """
         hf_config = read_config(checkpoint_dir)
-        check_model(parallel, ModelShape.of(read_family(hf_config)))
+        check_model(parallel, moe, ModelShape.of(read_family(hf_config)))
         initialize_parallel(parallel, seed)
         policy = build_model(hf_config, parallel, moe=moe)
         hf_weights.load_hf(policy, checkpoint_dir)
@@ -96,7 +106,8 @@ class Trainer:
             reference = [chunk.requires_grad_(False) for chunk in build_model(hf_config, parallel, moe=moe)]
             hf_weights.load_hf(reference, checkpoint_dir)
         update = None if optimizer is None else PolicyUpdate(policy, optimizer, parallel, num_steps=num_steps)
-        return cls(checkpoint_dir, policy=policy, reference=reference, update=update)
+        memory = RouterMemory(policy) if moe.router_replay else None
+        return cls(checkpoint_dir, policy=policy, reference=reference, update=update, memory=memory)
 
     @property
     def steps_done(self) -> int:
@@ -115,7 +126,10 @@ class Trainer:
         model = self._reference if reference else self._policy
         if model is None:
             raise ValueError("this trainer was built with with_reference=False")
-        return logprob_pass(model, micro_batches, temperature=temperature)
+        if self._memory is None or reference:
+            return logprob_pass(model, micro_batches, temperature=temperature)
+        with self._memory.recording():
+            return logprob_pass(model, micro_batches, temperature=temperature, memory=self._memory)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float) -> StepResult:
         """One optimizer step: forward and backward over all micro-batches, clip by global norm, AdamW (no weight decay on norms and biases).
@@ -136,7 +150,8 @@ class Trainer:
         if not micro_batches:
             return StepResult(loss=0.0, grad_norm=0.0, lr=lr, sums={})
         update.clear_gradients()
-        reports = training_pass(update.chunks, micro_batches, loss, temperature=temperature)
+        with self._memory.replaying() if self._memory is not None else nullcontext():
+            reports = training_pass(update.chunks, micro_batches, loss, temperature=temperature, memory=self._memory)
         grad_norm = update.apply(lr)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"the gradient norm of step {self._steps_done - 1} is {grad_norm}")
@@ -183,18 +198,22 @@ class Trainer:
 
     @cached_property
     def _initial_weights_id(self) -> str:
-        files = sorted({self._checkpoint_dir / CONFIG, *weight_files(self._checkpoint_dir).values()})
-        return content_id({file.name: file_id(file) for file in files})
+        identity: list[str] = [""]
+        if dist.get_rank() == 0:
+            files = sorted({self._checkpoint_dir / CONFIG, *weight_files(self._checkpoint_dir).values()})
+            identity = [content_id({file.name: file_id(file) for file in files})]
+        dist.broadcast_object_list(identity, src=0, group=control_group())
+        return identity[0]
 
 
-def check_layout(checkpoint_dir: Path, parallel: ParallelConfig, world_size: int) -> None:
+def check_layout(checkpoint_dir: Path, parallel: ParallelConfig, moe: MoeConfig, world_size: int) -> None:
     """Refuses a layout for this checkpoint and number of processes, before there is any process group.
 
     Raises:
         UserError: as `layout` says, or for an unsupported architecture.
     """
     check_world(parallel, world_size)
-    check_model(parallel, ModelShape.of(read_family(read_config(checkpoint_dir))))
+    check_model(parallel, moe, ModelShape.of(read_family(read_config(checkpoint_dir))))
 
 
 def _combine(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ divided and the split into micro-batches cannot reach the gradient. (An auxiliar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -28,7 +28,7 @@ class PolicyUpdate:
 
     def __init__(self, policy: Sequence[LanguageModel], config: OptimizerConfig, parallel: ParallelConfig, *, num_steps: int) -> None:
         self._config, self._num_steps = config, num_steps
-        self.resume = parallel.resume
+        self.resume: Literal["full", "weights"] = parallel.resume
         reduction = upstream.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=parallel.overlap_grad_reduce
         )
@@ -53,7 +53,7 @@ class PolicyUpdate:
             bf16=PLATFORM.parameter_dtype == torch.bfloat16,
             use_distributed_optimizer=True,
         )
-        self.optimizer = upstream.get_megatron_optimizer(optimizer_config, self.chunks)
+        self.optimizer = upstream.get_megatron_optimizer(optimizer_config, list(self.chunks))
 
     def learning_rate(self, step: int) -> float:
         """The scheduled rate of an optimizer step."""

@@ -31,6 +31,7 @@ from megatron.core.tensor_parallel.mappings import (  # noqa: E402
 )
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from megatron.core.utils import unwrap_model  # noqa: E402
 
@@ -46,6 +47,8 @@ __all__ = [
     "MegatronOptimizer",
     "OptimizerConfig",
     "PackedSeqParams",
+    "RouterReplay",
+    "RouterReplayAction",
     "TEDotProductAttention",
     "TransformerConfig",
     "all_to_all_hp2sp",

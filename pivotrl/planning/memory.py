@@ -111,12 +111,11 @@ def checkpoint_bytes(config: Any) -> int:
 
 
 def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> int:
-    """Host memory of a trainer node: offloaded optimizer state, and one checkpoint's share while it is written in the background."""
+    """Host memory of a trainer node: offloaded optimizer state."""
     stages = range(parallel.pipeline_model_parallel_size)
     parts = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
     offloaded = max(optimizer_bytes(part, plan) for part in parts) * plan.optimizer_offload_frac
-    saving = checkpoint_bytes(config) / world_size if parallel.async_checkpoint else 0.0
-    return round((offloaded + saving) * cluster.gpus_per_node)
+    return round(offloaded * cluster.gpus_per_node)
 
 
 def key_value_bytes(config: Any, ranks: int) -> int:

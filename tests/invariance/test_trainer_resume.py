@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,3 +143,42 @@ def test_checkpoints_that_cannot_be_trusted_are_refused(tmp_path: Path, hf_dir: 
     data.write_bytes(data.read_bytes()[:-100])
     with pytest.raises(UserError, match="cannot be read"):
         _resume(hf_dir, tmp_path)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, hf_dir: Path) -> None:
+    trainer = start_trainer(hf_dir)
+    run_steps(trainer, last=1)
+    trainer.save_checkpoint(tmp_path, {"step": 1})
+    run_steps(trainer, last=2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(UserError, match="step_00000002 cannot be written"):
+            trainer.save_checkpoint(tmp_path, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    assert start_trainer(hf_dir).load_checkpoint(tmp_path) == {"step": 1}
+
+
+class _Payload:
+    """Pickled, it is a call of os.mkdir."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._trace),)
+
+
+def test_a_foreign_checkpoint_is_refused_before_it_can_run(tmp_path: Path, hf_dir: Path) -> None:
+    trainer, trace = start_trainer(hf_dir), tmp_path / "trace"
+    trainer.save_checkpoint(tmp_path, {})
+    (index,) = tmp_path.glob("step_*/state/.metadata")
+    index.write_bytes(pickle.dumps(_Payload(trace)))
+    record = index.parents[1] / "record.json"
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({**content, "file_bytes": {**content["file_bytes"], ".metadata": index.stat().st_size}}))
+    with pytest.raises(UserError, match="mkdir, which has no place"):
+        _resume(hf_dir, tmp_path)
+    assert not trace.exists()

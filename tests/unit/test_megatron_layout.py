@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, NemotronHConfig, Qwen3MoeConfig
 
-from pivotrl.config.schema import ParallelConfig
+from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.layout import ModelShape, check_model, check_world
 
@@ -65,7 +65,15 @@ def test_the_number_of_processes_must_fit(layout: ParallelConfig, world_size: in
 )
 def test_the_model_must_divide(layout: ParallelConfig, shape: ModelShape, named: str) -> None:
     with pytest.raises(UserError, match=named):
-        check_model(layout, shape)
+        check_model(layout, MoeConfig(), shape)
+
+
+def test_replay_and_recomputation_in_a_pipeline_are_refused_together() -> None:
+    layout = _layout(pp=2, recompute="full")
+    with pytest.raises(UserError, match=r"moe.router_replay is true, parallel.recompute is full"):
+        check_model(layout, MoeConfig(router_replay=True), _MIXTURE)
+    check_model(layout, MoeConfig(), _MIXTURE)
+    check_model(_layout(recompute="full"), MoeConfig(router_replay=True), _MIXTURE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_the_model_must_divide(layout: ParallelConfig, shape: ModelShape, named:
 )
 def test_what_can_be_laid_out_passes(layout: ParallelConfig, shape: ModelShape, world_size: int) -> None:
     check_world(layout, world_size)
-    check_model(layout, shape)
+    check_model(layout, MoeConfig(), shape)
 
 
 def test_shapes_are_read_from_every_family() -> None:

@@ -78,7 +78,7 @@ def _patch_rotary(module: ModuleType) -> None:
         length = embedding.shape[sequence_dim]
         return embedding.index_select(sequence_dim, own_positions([0, length], size=cp_group.size(), rank=cp_group.rank()))
 
-    module.get_pos_emb_on_this_cp_rank = on_this_rank
+    module.__dict__.update(get_pos_emb_on_this_cp_rank=on_this_rank)
 
 
 def _patch_token_dispatcher(module: ModuleType) -> None:
@@ -88,7 +88,7 @@ def _patch_token_dispatcher(module: ModuleType) -> None:
         del record_stream
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
-    module.maybe_move_tensor_to_cpu = maybe_move
+    module.__dict__.update(maybe_move_tensor_to_cpu=maybe_move)
 
 
 def _patch_mappings(module: ModuleType) -> None:
@@ -115,7 +115,7 @@ def _patch_mappings(module: ModuleType) -> None:
         dist.all_reduce(total, group=group)
         return total.split([int(size) for size in input_split_sizes])[group.rank()].clone()
 
-    module._gather_along_first_dim, module._reduce_scatter_along_first_dim = uneven_gather, uneven_scatter
+    module.__dict__.update(_gather_along_first_dim=uneven_gather, _reduce_scatter_along_first_dim=uneven_scatter)
 
 
 def _patch_language_module(module: ModuleType) -> None:
