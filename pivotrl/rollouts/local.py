@@ -75,10 +75,6 @@ class LocalSampler:
             return [self._failed(task, task_seeds, error) for task, task_seeds in zip(tasks, seeds, strict=True)]
         return self._judged(tasks, seeds, completions)
 
-    def accepts_expert(self, task: LocalTask) -> Verdict:
-        """`accept_experts` of one task."""
-        return self.accept_experts([task])[0]
-
     def accept_experts(self, tasks: Sequence[LocalTask]) -> list[Verdict]:
         """The verdicts on the experts' own actions after the full path, render -> parse -> verify. No engine is involved.
 

@@ -156,9 +156,9 @@ def test_all_experts_of_a_unit_are_judged_in_one_call() -> None:
 
 def test_the_experts_action_takes_the_full_path() -> None:
     sampler = sampler_of(RecordingEngine([]))
-    assert sampler.accepts_expert(task_of()) == Verdict.ok(1.0, sampler.accepts_expert(task_of()).reason)
+    assert sampler.accept_experts([task_of()]) == [Verdict.ok(1.0, "same calls")]
     unreadable = Action("", (ToolCall("open_ticket", '{"device": '),), None, ParseOutcome.MALFORMED)
-    verdict = sampler.accepts_expert(task_of(expert=unreadable))
+    verdict = sampler.accept_experts([task_of(expert=unreadable)])[0]
     assert verdict.kind is VerdictKind.INVALID
     assert verdict.reason.startswith("expert action cannot be written in format hermes: ")
 
@@ -170,7 +170,7 @@ def test_an_expert_that_reads_back_as_another_action_is_rejected() -> None:
 
     judge = ToolCallVerifier(ToolCallVerifierConfig(type="tool_call", message="similarity"))
     sampling = SamplingConfig(max_new_tokens=9, truncated="zero")
-    assert LocalSampler(RecordingEngine([]), Lossy(), judge, sampling, 1).accepts_expert(task_of()).reward == 0  # type: ignore[arg-type]
+    assert LocalSampler(RecordingEngine([]), Lossy(), judge, sampling, 1).accept_experts([task_of()])[0].reward == 0  # type: ignore[arg-type]
 
 
 def rollout_of(verdict: Verdict, finish: FinishReason) -> LocalRollout:
