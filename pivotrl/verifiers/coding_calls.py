@@ -13,7 +13,7 @@ from typing import Any
 from pivotrl.config.verifiers import ShellRules
 from pivotrl.types import State, ToolCall
 from pivotrl.verifiers.argument_schema import RecipeRules, RuleBook
-from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Prose, difference, read_arguments
+from pivotrl.verifiers.canonical import MAX_PARSED_CHARS, Prose, arguments_tree, difference, read_object
 from pivotrl.verifiers.shell_arguments import normal_path
 from pivotrl.verifiers.shell_commands import Effect
 from pivotrl.verifiers.shell_effects import Statement, Target, effect, in_any_read_order, in_steps, same_path, same_targets, targets
@@ -75,16 +75,20 @@ class CodingCalls:
         self._shell = shell
         self._rules = RuleBook(RecipeRules(ignored=frozenset(shell.ignored_arguments)))
 
-    def tree(self, state: State, call: ToolCall) -> Tree | None:
-        """The canonical tree of a call's arguments, or None where they are not a JSON object.
+    def trees(self, state: State, expert: ToolCall, action: ToolCall) -> tuple[Tree | None, Tree | None]:
+        """The canonical trees of both sides' arguments, None where they are not a JSON object.
 
         Raises:
             TooDeep: for values nested too deeply.
         """
-        read = read_arguments(call.arguments, self._rules.rule(state, call.name), is_parsed=len(call.arguments) <= MAX_PARSED_CHARS)
-        if read is None:
+        is_parsed = max(len(expert.arguments), len(action.arguments)) <= MAX_PARSED_CHARS
+        return self._tree(state, expert, is_parsed=is_parsed), self._tree(state, action, is_parsed=is_parsed)
+
+    def _tree(self, state: State, call: ToolCall, *, is_parsed: bool) -> Tree | None:
+        values = read_object(call.arguments)
+        if values is None:
             return None
-        values, tree = read.values, dict(read.tree)
+        tree = arguments_tree(values, self._rules.rule(state, call.name), is_parsed=is_parsed)
         shell_key = self._shell_key(call.name, values)
         for key, value in values.items():
             if key not in tree:

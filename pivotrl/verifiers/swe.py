@@ -76,7 +76,7 @@ def verify_arguments(calls: CodingCalls, state: State, expert: Sequence[ToolCall
         TooDeep: for arguments nested too deeply.
     """
     for ours, theirs in zip(expert, action, strict=True):
-        wanted, found = calls.tree(state, ours), calls.tree(state, theirs)
+        wanted, found = calls.trees(state, ours, theirs)
         if found is None:
             return Verdict.invalid("malformed")
         if wanted is None:
