@@ -215,7 +215,7 @@ def convert(
         raise UserError(f"--from and --to are both {source_form}", rule="a conversion changes the form", fix="give hf and megatron")
     from pivotrl.megatron import conversion
 
-    request = conversion.Request(source, out, out_form.value, verify, config, round(max_shard_gb * 10**9))
+    request = conversion.Request(source, out, "hf" if out_form is Form.hf else "megatron", verify, config, round(max_shard_gb * 10**9))
     typer.echo(conversion.convert(request).summary())
 
 

@@ -84,7 +84,7 @@ def load(chunks: Sequence[LanguageModel], tensors: CheckpointTensors) -> None:
     Raises:
         UserError: where a tensor has another shape than config.json says.
     """
-    source = _Source(chunks[0].hf_config, tensors)
+    source = _Source(_hf_config(chunks), tensors)
     try:
         _model_bridge(chunks).load_weights_hf_to_megatron(source, list(chunks))
     except (ValueError, RuntimeError, AssertionError, IndexError) as error:
@@ -99,7 +99,7 @@ def load(chunks: Sequence[LanguageModel], tensors: CheckpointTensors) -> None:
 
 def export(chunks: Sequence[LanguageModel]) -> Iterator[tuple[str, torch.Tensor]]:
     """All weights of the whole model by Hugging Face name, in the model's number format, on every process; collective."""
-    hf = chunks[0].hf_config
+    hf = _hf_config(chunks)
     exported = _model_bridge(chunks).stream_weights_megatron_to_hf(list(chunks), hf, cpu=False, show_progress=False, merge_adapter_weights=False)
     for name, tensor in exported:
         if not (name == HEAD and hf.tie_word_embeddings):
@@ -112,7 +112,7 @@ def expected_names(chunks: Sequence[LanguageModel]) -> set[str]:
     Raises:
         ValueError: where Megatron-Bridge has no mapping for a parameter of this process.
     """
-    tasks = [task for task in _model_bridge(chunks).build_conversion_tasks(chunks[0].hf_config, list(chunks)) if task and task.megatron_module]
+    tasks = [task for task in _model_bridge(chunks).build_conversion_tasks(_hf_config(chunks), list(chunks)) if task and task.megatron_module]
     mapped = {(task.vp_stage, task.param_name) for task in tasks}
     # A tied head on the last pipeline stage is filled from the embedding.
     own = {(stage, name) for stage, chunk in enumerate(chunks) for name in chunk.state_dict() if not name.endswith("_extra_state")}
@@ -200,8 +200,13 @@ def _hf_names(hf_param: str | Mapping[str, str]) -> list[str]:
     return [hf_param] if isinstance(hf_param, str) else list(hf_param.values())
 
 
+def _hf_config(chunks: Sequence[LanguageModel]) -> Any:
+    """The configuration that `build_chunks` left with every chunk."""
+    return chunks[0].hf_config
+
+
 def _model_bridge(chunks: Sequence[LanguageModel]) -> Any:
-    bridge = _auto_bridge(chunks[0].hf_config)._model_bridge
+    bridge = _auto_bridge(_hf_config(chunks))._model_bridge
     # Its progress bar is not the trainer's.
     bridge._with_progress_tracking = lambda tasks, *_arguments: tasks
     return bridge

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -192,7 +192,7 @@ def _verify(chunks: Sequence[LanguageModel], hf_dir: Path, expected: Mapping[str
 
 @torch.no_grad()
 def _compare_logits(chunks: Sequence[LanguageModel], hf_dir: Path) -> float:
-    reference = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype).to(PLATFORM.device).eval()
+    reference: Any = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype).to(PLATFORM.device).eval()
     generator = torch.Generator().manual_seed(derive_seed(0, "convert", "prompts"))
     token_ids = torch.randint(0, reference.config.vocab_size, (_PROMPTS, _PROMPT_TOKENS), generator=generator).to(PLATFORM.device)
     positions = torch.arange(_PROMPT_TOKENS, device=PLATFORM.device).expand_as(token_ids)
@@ -208,7 +208,7 @@ def _compare_logits(chunks: Sequence[LanguageModel], hf_dir: Path) -> float:
     return difference
 
 
-def _sharded_state(chunks: Sequence[LanguageModel]) -> dict[str, object]:
+def _sharded_state(chunks: Sequence[LanguageModel]) -> dict[str, Any]:
     metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     return {"model": chunks[0].sharded_state_dict(metadata=metadata)}
 
@@ -223,7 +223,7 @@ def _load_megatron(chunks: Sequence[LanguageModel], directory: Path) -> None:
     try:
         check_index(directory)
         with weights_only():
-            state = dist_checkpointing.load(_sharded_state(chunks), str(directory))
+            state: Any = dist_checkpointing.load(_sharded_state(chunks), str(directory))
     except (CheckpointingException, CheckpointException, pickle.UnpicklingError, KeyError, RuntimeError, OSError, ValueError) as error:
         raise UserError(
             f"{directory} cannot be read: {' '.join(str(error).split())[:400]}",

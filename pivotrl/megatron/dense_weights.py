@@ -82,10 +82,11 @@ def named_parameters(chunks: Sequence[GPTModel]) -> dict[str, torch.nn.Parameter
     """This process's parameters by their name in the whole model: upstream numbers the layers of each chunk from 0."""
     parameters = {}
     for chunk in chunks:
+        layers: Any = chunk.decoder.layers
         for name, parameter in chunk.named_parameters():
             if name.startswith(_LAYERS):
                 local, _, rest = name.removeprefix(_LAYERS).partition(".")
-                name = f"{_LAYERS}{chunk.decoder.layers[int(local)].layer_number - 1}.{rest}"
+                name = f"{_LAYERS}{layers[int(local)].layer_number - 1}.{rest}"
             parameters[name] = parameter
     return parameters
 

@@ -100,4 +100,4 @@ def install() -> None:
     # These modules decided at import that transformer-engine is absent.
     gpt_layer_specs.TESpecProvider = upstream_provider.TESpecProvider
     transformer_block.LayerNormImpl = TENorm
-    moe_layer.HAVE_TE, moe_layer.TELinear = True, TELinear
+    moe_layer.__dict__.update(HAVE_TE=True, TELinear=TELinear)
