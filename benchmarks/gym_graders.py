@@ -2,8 +2,8 @@
 
     PYTHONPATH=. .venv/bin/python benchmarks/gym_graders.py
 
-Per domain and verifier, on tests/labelled (dev and held, pairs that only a judge can decide left out): precision, recall, and verdicts per second
-over the same pairs, one core. Speeds are for comparing the lines of one run.
+Per domain and verifier, on tests/labelled (held and fresh, pairs that only a judge can decide left out): precision, recall, and verdicts per
+second over the same pairs, one core. Speeds are for comparing the lines of one run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pivotrl.config.load import load_verifier
 from pivotrl.verifiers.labelled import LabelledPair, read_pairs
 from pivotrl.verifiers.protocol import Verifier
 
+# Not dev.jsonl, by which our own verifiers were made.
+_FILES = ("held.jsonl", "fresh.jsonl")
 _PAIRS = Path(__file__).resolve().parents[1] / "tests" / "labelled"
 _WANTED_S = 0.5
 
@@ -27,8 +29,9 @@ LINES: dict[str, list[tuple[str, list[str]]]] = {
         ("gym_single_step", ["word_count_similarity_threshold=0.0"]),
         ("gym_swe_pivot", ["enable_target_match=false", "enable_argument_similarity=false"]),
         ("gym_swe_pivot", []),
+        ("swe", ["granularity=arguments"]),
     ],
-    "terminal": [("gym_terminus", ["enable_llm_judge=false"])],
+    "terminal": [("gym_terminus", ["enable_llm_judge=false"]), ("terminal", [])],
 }
 
 
@@ -45,7 +48,7 @@ def _per_second(verifier: Verifier, pairs: list[LabelledPair]) -> float:
 
 
 def main() -> None:
-    pairs = [pair for name in ("dev.jsonl", "held.jsonl") for pair in read_pairs(_PAIRS / name) if not pair.needs_judge]
+    pairs = [pair for name in _FILES for pair in read_pairs(_PAIRS / name) if not pair.needs_judge]
     print("| domain | verifier | pairs | precision | recall | accepted wrongly | verdicts/s |\n|---|---|---|---|---|---|---|")
     for domain, lines in LINES.items():
         of_domain = [pair for pair in pairs if pair.domain == domain]
