@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from uuid import UUID
 
 from pivotrl.verifiers.argument_kinds import Kind
+from pivotrl.verifiers.shell_tree import canonical_command
 from pivotrl.verifiers.sql_form import sql_form
 
 _MAX_CHARS = {Kind.PATH: 4096, Kind.URL: 8192, Kind.PAGE: 8192, Kind.SQL: 2000, Kind.REGEX: 500, Kind.EXPRESSION: 200, Kind.SHELL: 4000}
@@ -124,6 +125,11 @@ def _email(text: str) -> Hashable:
     return "email", unicodedata.normalize("NFC", text.casefold())
 
 
+def _shell(text: str) -> Hashable | None:
+    script = canonical_command(text)
+    return None if script is None else ("shell", script)
+
+
 @lru_cache(maxsize=_CACHED_FORMS)
 def _regex(text: str) -> Hashable | None:
     """The tree of Python's own parser; the pattern is never compiled or run."""
@@ -175,6 +181,7 @@ _PARSERS: dict[Kind, Callable[[str], Hashable | None]] = {
     Kind.UUID: _uuid,
     Kind.EMAIL: _email,
     Kind.SQL: sql_form,
+    Kind.SHELL: _shell,
     Kind.REGEX: _regex,
     Kind.EXPRESSION: _expression,
 }
