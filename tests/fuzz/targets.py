@@ -33,11 +33,13 @@ VERIFIERS: dict[str, tuple[str, ...]] = {
     "tool_call": ("message=similarity",),
     "message": ("content=similarity",),
     "search": (),
+    "swe": ("granularity=arguments",),
+    "terminal": (),
     "gym_single_step": ("word_count_similarity_threshold=0.1",),
     "gym_swe_pivot": (),
     "gym_terminus": ("enable_llm_judge=false",),
 }
-"""Every verifier that needs no endpoint, with the settings it must be given."""
+"""Every verifier that needs neither an endpoint nor a process, with the settings it must be given."""
 
 
 # The public graders reject some actions even as their own expert; the compatibility modes do too.
