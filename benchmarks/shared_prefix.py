@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-THREADS, VOCAB = 2, 8192
+THREADS, VOCAB = 2, 4096
 MODES = ("packed", "shared_prefix")
 # About hidden 256 and 4 layers; the hybrid has two Mamba-2 layers, one of attention and one of squared-ReLU MLP.
 DENSE: dict[str, Any] = {
@@ -130,7 +130,7 @@ def fill_parameter(name: str, parameter: Any, generator: Any) -> None:
         parameter.uniform_(0.0, 2.7, generator=generator)
     elif name.endswith("dt_bias"):
         parameter.uniform_(-6.9, -2.3, generator=generator)
-    elif name.endswith("norm_weight") or name.endswith("norm.weight") or name.endswith(".D"):
+    elif name.endswith(("norm_weight", "norm.weight", ".D")):
         parameter.fill_(1.0)
     else:
         parameter.normal_(0.0, 0.02, generator=generator)

@@ -189,13 +189,8 @@ def trl_trainer(model: Qwen3ForCausalLM, group: Group, arguments: argparse.Names
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCAB)}}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="<eos>")), pad_token="<pad>", eos_token="<eos>")
     prompts = Dataset.from_list([{"prompt": "w2"}] * arguments.group)
-    trainer = FixedBatchTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_named: [0.0] * len(completions),
-        args=config,
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
+    no_rewards = [lambda completions, **_named: [0.0] * len(completions)]
+    trainer = FixedBatchTrainer(model=model, reward_funcs=no_rewards, args=config, train_dataset=prompts, processing_class=tokenizer)
     trainer.group = group
     return trainer
 

@@ -13,8 +13,9 @@ from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import (
     HuggingFaceModel,
-    OptimizerConfig,
     ScriptedEngineConfig,
+    SftConfig,
+    TrainConfig,
     TransformersEngineConfig,
     VllmEngineConfig,
 )
@@ -102,7 +103,7 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     return LocalSampler(engine(loaded, run, checkpoint, render=render), render, judge, loaded.recipe.sampling, loaded.recipe.seed)
 
 
-def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfig, num_steps: int, with_reference: bool) -> PolicyTrainer:
+def trainer(loaded: LoadedRecipe, checkpoint: Path, config: SftConfig | TrainConfig, *, with_reference: bool) -> PolicyTrainer:
     """The megatron-core trainer on a checkpoint, laid out as the recipe says over the processes that were started.
 
     Raises:
@@ -114,14 +115,14 @@ def trainer(loaded: LoadedRecipe, checkpoint: Path, *, optimizer: OptimizerConfi
     recipe = loaded.recipe
     arguments = {
         "checkpoint_dir": checkpoint,
-        "optimizer": optimizer,
+        "optimizer": config.optimizer,
         "parallel": recipe.parallel,
         "moe": recipe.moe,
-        "num_steps": num_steps,
+        "num_steps": config.num_steps,
         "seed": recipe.seed,
         "with_reference": with_reference,
     }
-    check_layout(checkpoint, recipe.parallel, recipe.moe, processes.num_processes())
+    check_layout(checkpoint, recipe.parallel, recipe.moe, processes.num_processes(), batching=config.batching)
     return processes.Leader(arguments) if processes.num_processes() > 1 else Trainer.from_hf(**arguments)
 
 

@@ -200,7 +200,7 @@ def _sft(loaded: LoadedRecipe, run: Path) -> None:
         max_tokens=config.max_sequence_tokens,
     )
     source = DemonstrationSource(rendered.sequences, config=config, seed=loaded.recipe.seed)
-    trainer = build.trainer(loaded, start, optimizer=config.optimizer, num_steps=config.num_steps, with_reference=False)
+    trainer = build.trainer(loaded, start, config, with_reference=False)
     run_sft(stage, trainer, source, config=config)
 
 
@@ -275,7 +275,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
         if config.validation is not None:
             limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
             validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
-        trainer = build.trainer(loaded, reference, optimizer=config.optimizer, num_steps=config.num_steps, with_reference=config.kl.beta > 0)
+        trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
         run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=validation)
     finally:
         sampler.engine.close()

@@ -129,6 +129,29 @@ def check_model(parallel: ParallelConfig, moe: MoeConfig, shape: ModelShape) -> 
         )
 
 
+def check_shared_prefix(parallel: ParallelConfig, shape: ModelShape) -> None:
+    """Refuses a layout in which this model's attention cannot share prefixes: context parallel ranks then deal out heads, not tokens.
+
+    Raises:
+        UserError: naming the key of `parallel`, its value, the model's number, the rule and the fix.
+    """
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    heads, groups = shape.num_attention_heads // tp, max(shape.num_key_value_heads // tp, 1)
+    rule = "with train.batching shared_prefix each context parallel process attends with an equal part of the heads"
+    if heads % cp:
+        raise UserError(
+            f"parallel.{_CP} is {cp} and the model has {heads} num_attention_heads / {_TP}",
+            rule=rule,
+            fix=f"set {_CP} to a divisor of {heads}, or train.batching to packed",
+        )
+    if groups % cp and cp % groups:
+        raise UserError(
+            f"parallel.{_CP} is {cp} and the model has {groups} num_key_value_heads / {_TP}",
+            rule=f"{rule}; key/value heads are dealt out, or where there are fewer of them repeated",
+            fix=f"set {_CP} to a divisor or a multiple of {groups}, or train.batching to packed",
+        )
+
+
 def _check_experts(parallel: ParallelConfig, shape: ModelShape) -> None:
     if not shape.num_experts:
         for key, value in ((_EP, parallel.expert_model_parallel_size), (_ETP, parallel.expert_tensor_parallel_size or 1)):

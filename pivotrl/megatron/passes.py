@@ -140,6 +140,8 @@ def _filler(like: MicroBatch) -> MicroBatch:
     filler = dataclasses.replace(like, **blank)
     filler.action_mask_B_T[0, 1] = 1
     filler.lengths_B[0] = 2
+    if filler.prefix_lengths_B is not None:
+        filler.prefix_lengths_B[0] = 1
     return filler
 
 

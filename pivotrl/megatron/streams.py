@@ -159,7 +159,7 @@ def _segments(batch: MicroBatch, layout: StreamLayout) -> _Segments:
 
     for prefix, rows in _groups(batch):
         prefix_start = append(rows[0], 0, prefix) if prefix else starts[-1]
-        place_B_T[rows[1:], :prefix] = place_B_T[rows[0], :prefix]
+        place_B_T[rows, :prefix] = place_B_T[rows[0], :prefix].clone()
         action_starts = [append(row, prefix, lengths[row]) for row in rows]
         if prefix:
             action_lengths = [lengths[row] - prefix for row in rows]

@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
+from pivotrl.config.training import Batching
 from pivotrl.identity import content_id, file_id
 from pivotrl.megatron import checkpoint, hf_weights
 from pivotrl.megatron.checkpoint import CheckpointRecord
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
-from pivotrl.megatron.layout import ModelShape, check_model, check_world
+from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
 from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import control_group, initialize_parallel
 from pivotrl.megatron.passes import logprob_pass, training_pass
@@ -206,14 +207,17 @@ class Trainer:
         return identity[0]
 
 
-def check_layout(checkpoint_dir: Path, parallel: ParallelConfig, moe: MoeConfig, world_size: int) -> None:
-    """Refuses a layout for this checkpoint and number of processes, before there is any process group.
+def check_layout(checkpoint_dir: Path, parallel: ParallelConfig, moe: MoeConfig, world_size: int, *, batching: Batching) -> None:
+    """Refuses a layout for this checkpoint, number of processes and way of batching, before there is any process group.
 
     Raises:
         UserError: as `layout` says, or for an unsupported architecture.
     """
     check_world(parallel, world_size)
-    check_model(parallel, moe, ModelShape.of(read_family(read_config(checkpoint_dir))))
+    shape = ModelShape.of(read_family(read_config(checkpoint_dir)))
+    check_model(parallel, moe, shape)
+    if batching == "shared_prefix":
+        check_shared_prefix(parallel, shape)
 
 
 def _combine(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

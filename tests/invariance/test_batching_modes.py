@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes.trainer_batches import VOCAB, save_model
+from fakes.train_samples import VOCAB, draw_samples
+from fakes.trainer_batches import save_model
 
 from pivotrl.config.schema import ParallelConfig
 from pivotrl.megatron.hf_checkpoint import read_config
@@ -21,21 +22,6 @@ from pivotrl.types import TrainSample
 _TOLERANCE = 1e-5
 
 
-def samples(lengths: dict[str, tuple[int, list[int]]], seed: int = 0) -> list[TrainSample]:
-    """By group: prompt tokens, and the tokens of each of its actions."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(0, VOCAB, (count,), generator=generator).tolist())
-
-    rows = []
-    for group, (prompt_tokens, action_tokens) in lengths.items():
-        prompt = draw(prompt_tokens)
-        for index, count in enumerate(action_tokens):
-            rows.append(TrainSample(group, prompt, draw(count), (-1.0) ** index * (1 + index), (-1.0,) * count, 1.0))
-    return rows
-
-
 _SHAPES = {
     "one group, equal lengths": {"a": (23, [5, 5, 5])},
     "ragged actions": {"a": (18, [1, 7, 4])},
@@ -43,7 +29,7 @@ _SHAPES = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe", "nemotron_h", "nemotron_3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     initialize_parallel(ParallelConfig(), seed=0)
     checkpoint_dir = save_model(tmp_path_factory.mktemp("hf"), request.param)
@@ -76,7 +62,7 @@ def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("batching", ["packed", "shared_prefix"])
 @pytest.mark.parametrize("shape", list(_SHAPES))
 def test_scores_and_gradients_equal_those_of_padded_rows(model: LanguageModel, shape: str, batching: str) -> None:
-    rows = samples(_SHAPES[shape])
+    rows = draw_samples(_SHAPES[shape])
     expected_scores, expected_gradients = run(model, rows, "padded")
     scores, gradients = run(model, rows, batching)
     assert scores.keys() == expected_scores.keys()
@@ -90,7 +76,7 @@ def test_scores_and_gradients_equal_those_of_padded_rows(model: LanguageModel, s
 @pytest.mark.parametrize("batching", ["packed", "shared_prefix"])
 def test_the_budget_of_tokens_reaches_no_gradient(model: LanguageModel, batching: str) -> None:
     """A budget below one group splits it, its prompt in both parts."""
-    rows = samples({"a": (20, [5, 3, 6, 2]), "b": (7, [4, 4])})
+    rows = draw_samples({"a": (20, [5, 3, 6, 2]), "b": (7, [4, 4])})
     _, expected = run(model, rows, batching)
     _, gradients = run(model, rows, batching, budget=30)
     for ours, whole in zip(gradients, expected, strict=True):
@@ -99,7 +85,7 @@ def test_the_budget_of_tokens_reaches_no_gradient(model: LanguageModel, batching
 
 @pytest.mark.parametrize("batching", ["padded", "packed", "shared_prefix"])
 def test_changing_one_sample_moves_no_other(model: LanguageModel, batching: str) -> None:
-    rows = samples(_SHAPES["several groups, one of one action"])
+    rows = draw_samples(_SHAPES["several groups, one of one action"])
     changed = [*rows]
     changed[1] = replace(rows[1], completion_token_ids=tuple((token + 1) % VOCAB for token in rows[1].completion_token_ids))
     before, _ = run(model, rows, batching)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, NemotronHConfig, Qwen3MoeConfig
 
 from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.errors import UserError
-from pivotrl.megatron.layout import ModelShape, check_model, check_world
+from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
 
 _DENSE = ModelShape(8, 8, 2, {"vocab_size": 96, "intermediate_size": 48}, num_experts=0, expert_widths={}, mamba_heads=None)
 _MIXTURE = dataclasses.replace(_DENSE, widths={"vocab_size": 96}, num_experts=6, expert_widths={"moe_intermediate_size": 20})
@@ -93,6 +93,21 @@ def test_replay_and_recomputation_in_a_pipeline_are_refused_together() -> None:
 def test_what_can_be_laid_out_passes(layout: ParallelConfig, shape: ModelShape, world_size: int) -> None:
     check_world(layout, world_size)
     check_model(layout, MoeConfig(), shape)
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads", "named"),
+    [
+        (_layout(cp=16), (8, 2), r"context_parallel_size is 16 and the model has 8 num_attention_heads.*train.batching"),
+        (_layout(tp=4, cp=4), (8, 2), r"context_parallel_size is 4 and the model has 2 num_attention_heads"),
+        (_layout(cp=4), (12, 3), r"context_parallel_size is 4 and the model has 3 num_key_value_heads"),
+    ],
+)
+def test_shared_prefixes_need_heads_for_every_context_parallel_process(layout: ParallelConfig, heads: tuple[int, int], named: str) -> None:
+    shape = dataclasses.replace(_DENSE, num_attention_heads=heads[0], num_key_value_heads=heads[1])
+    with pytest.raises(UserError, match=named):
+        check_shared_prefix(layout, shape)
+    check_shared_prefix(_layout(tp=2, cp=2), dataclasses.replace(_DENSE, num_attention_heads=8, num_key_value_heads=2))
 
 
 def test_shapes_are_read_from_every_family() -> None:

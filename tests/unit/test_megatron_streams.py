@@ -94,6 +94,12 @@ def test_context_parallel_ranks_hold_outer_and_inner_slices_of_every_sequence() 
     assert outer.packing.cu_seqlens_q.tolist() == [0, 4, 8]
 
 
+def test_a_group_of_one_row_is_a_stream_of_its_own() -> None:
+    stream = token_stream(batch([[1, 2]], [[3, 4]], [5], "shared_prefix"), StreamLayout())
+    assert stream.token_ids_B_S.tolist() == [[1, 2, 3, 4]]
+    assert predictions(stream) == {(0, 2, 2, 1), (0, 3, 3, 2)}
+
+
 def test_loss_inside_a_shared_prefix_is_refused() -> None:
     one = batch(*_ROWS, "shared_prefix")
     one.action_mask_B_T[0, 2] = 1

@@ -116,11 +116,34 @@ def _training_kernel(  # noqa: PLR0913 (upstream's call)
     return convolve_and_scan(zxbcdt, weights, segments_B_S=seq_idx)[0]
 
 
+def _scan_kernel(  # noqa: PLR0913 (upstream's call)
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    _chunk_size: int,
+    *,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    dt_bias: torch.Tensor,
+    initial_states: torch.Tensor | None,
+    dt_softplus: bool,
+    return_final_states: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scan alone, from a given state and with the state after it, with the signature of mamba-ssm's kernel."""
+    assert dt_softplus
+    assert return_final_states
+    output, state = state_space_scan(x, functional.softplus(dt.float() + dt_bias), A, B, C, initial_B_H_P_N=initial_states)
+    return (output + x * D.unsqueeze(-1).to(x.dtype)) * functional.silu(z), state
+
+
 def patch_mamba_mixer(module: ModuleType) -> None:
     """Upstream refuses to build a Mamba layer, and one that takes packed rows, without the two packages."""
     module.__dict__.update(
         HAVE_MAMBA_SSM=True,
         ExtendedRMSNorm=GroupedNorm,
         mamba_split_conv1d_scan_combined=_training_kernel,
+        mamba_chunk_scan_combined=_scan_kernel,
         _check_mamba_sequence_packing_support=lambda **_keywords: (True, None),
     )

@@ -7,7 +7,7 @@ the upstream function already works.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -135,12 +135,23 @@ def _patch_language_module(module: ModuleType) -> None:
     module.LanguageModule.setup_embeddings_and_output_layer = set_up_without_exchange
 
 
+def _patch_mamba_context_parallel(module: ModuleType) -> None:
+    """Where sequences are packed, upstream asks transformer-engine's compiled module which tokens a context parallel rank holds."""
+
+    def own_tokens(starts: torch.Tensor, _total: int, size: int, rank: int) -> torch.Tensor:
+        return own_positions(starts.tolist(), size=size, rank=rank)
+
+    module.tex = SimpleNamespace(thd_get_partitioned_indices=own_tokens)
+    module.is_te_min_version = lambda *_arguments, **_named: True
+
+
 PATCHES: Mapping[str, ModulePatch] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.models.common.embeddings.rope_utils": _patch_rotary,
     "megatron.core.models.common.language_module.language_module": _patch_language_module,
     "megatron.core.ssm.mamba_mixer": patch_mamba_mixer,
     "megatron.core.tensor_parallel.mappings": _patch_mappings,
+    "megatron.core.ssm.mamba_context_parallel": _patch_mamba_context_parallel,
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.transformer.moe.token_dispatcher": _patch_token_dispatcher,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
