@@ -1,10 +1,11 @@
-"""What the trainer costs beside transformers: one optimizer step of the same model on the same batch, both in this process.
+"""What the trainer costs beside megatron-core's own model and beside transformers, on the same batch, all in this process.
 
     python benchmarks/trainer_overhead.py [--model tiny|small] [--steps 5]
 
-Prints tokens per second of CPU time (wall time means little on a busy machine) and the ratio trainer / transformers, interleaved step
-by step, once with loss on every token and once on the last fifth only, as a rollout has it: transformers projects every position to the
-vocabulary, the trainer those with loss.
+Prints tokens per second of CPU time (wall time means little on a busy machine) and ratios, interleaved step by step. Against
+megatron-core: forward and backward of the trainer's log-probs over forward and backward of upstream's model called directly with labels,
+loss on every token. Against transformers: an optimizer step, once with loss on every token and once on the last fifth only, as a rollout
+has it: transformers projects every position to the vocabulary, the trainer those with loss.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
+from pivotrl.megatron.hf_checkpoint import read_config
+from pivotrl.megatron.hf_weights import load_hf
+from pivotrl.megatron.logprobs import token_scores
+from pivotrl.megatron.model import build_model
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.objective.microbatch import LossTerms, MicroBatch
 
@@ -63,6 +68,15 @@ def main() -> None:
         )
         model = LlamaForCausalLM.from_pretrained(checkpoint_dir, dtype=torch.float32, attn_implementation="sdpa")
         adam = torch.optim.AdamW(model.parameters(), lr=optimizer.lr, weight_decay=0.0)
+        batch = make_batch(shape, 1.0)
+        (chunk,) = build_model(read_config(checkpoint_dir), ParallelConfig())
+        load_hf([chunk], checkpoint_dir)
+        seconds = interleave(lambda: scores_pass(chunk, batch), lambda: direct_pass(chunk, batch), arguments.steps)
+        ours, direct = (shape.batch_B * shape.tokens_T / second for second in seconds)
+        print(
+            f"{arguments.model}, forward and backward: log-probs {ours:,.0f} tokens/s, megatron-core called directly {direct:,.0f} tokens/s, "
+            f"ratio {ours / direct:.2f}"
+        )
         for name, frac in (("loss on every token", 1.0), ("loss on the last fifth", 0.2)):
             batch = make_batch(shape, frac)
             seconds = interleave(lambda b=batch: trainer_step(trainer, b), lambda b=batch: transformers_step(model, adam, b), arguments.steps)
@@ -93,6 +107,21 @@ def make_batch(shape: Shape, action_frac: float) -> MicroBatch:
     ones_B = torch.ones(shape.batch_B)
     lengths_B = torch.full((shape.batch_B,), shape.tokens_T)
     return MicroBatch(tokens_B_T, lengths_B, mask_B_T, ones_B, ones_B, None, None, None, shape.batch_B, int(mask_B_T.sum()))
+
+
+def scores_pass(chunk: torch.nn.Module, batch: MicroBatch) -> None:
+    """Forward and backward of the trainer's log-probs and entropies."""
+    chunk.zero_grad()
+    token_scores(chunk, batch, temperature=1.0)[0].sum().backward()
+
+
+def direct_pass(chunk: torch.nn.Module, batch: MicroBatch) -> None:
+    """Forward and backward of upstream's model as its own training loop calls it."""
+    chunk.zero_grad()
+    tokens_B_T = batch.token_ids_B_T
+    positions_B_T = torch.arange(tokens_B_T.shape[1]).expand_as(tokens_B_T)
+    losses_B_T = chunk(tokens_B_T, positions_B_T, None, labels=tokens_B_T.roll(-1, dims=1))
+    losses_B_T[:, :-1].sum().backward()
 
 
 def trainer_step(trainer: Trainer, batch: MicroBatch) -> None:

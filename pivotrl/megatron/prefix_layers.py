@@ -2,8 +2,9 @@
 
 Upstream hands the description of a packed stream through to its core attention and its Mamba mixer. Where the description is a
 `SharedPrefixParams`, these functions answer in the layer's place; every other call reaches the layer. Projections, norms, MLPs and
-experts work token by token and need nothing. Suffixes: S = this rank's tokens of the stream, H = heads of queries, K = heads of keys and
-values, D = channels of a head.
+experts work token by token and need nothing, except that upstream's count of tokens per expert, which moves the balancing bias, is taken
+over rows: padding counts for none and a shared prefix for all of its actions. Suffixes: S = this rank's tokens of the stream,
+H = heads of queries, K = heads of keys and values, D = channels of a head.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 
 from pivotrl.megatron.prefix_attention import attend_branches
 from pivotrl.megatron.prefix_mamba import scan_branches
-from pivotrl.megatron.shared_prefix import SharedPrefixParams
+from pivotrl.megatron.shared_prefix import SharedPrefixParams, StreamParams
 from pivotrl.megatron.slices import global_order
-from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, all_to_all_hp2sp, all_to_all_sp2hp, parallel_state
+from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, TransformerLayer, all_to_all_hp2sp, all_to_all_sp2hp, parallel_state
 
 
 def share_prefixes(chunk: torch.nn.Module) -> None:
@@ -28,6 +29,10 @@ def share_prefixes(chunk: torch.nn.Module) -> None:
             module.forward = partial(_attend, module, module.forward)
         elif isinstance(module, MambaMixer):
             module._ssm_training = partial(_scan, module, module._ssm_training)
+        elif isinstance(module, TransformerLayer) and getattr(getattr(module.mlp, "router", None), "enable_expert_bias", False):
+            router = module.mlp.router
+            module.register_forward_pre_hook(partial(_note_weights, router), with_kwargs=True)
+            router._apply_expert_bias = partial(_count_tokens, router, router._apply_expert_bias)
 
 
 def _attend(
@@ -70,3 +75,21 @@ def _scan(mixer: Any, ssm_training: Callable[..., torch.Tensor], projected: torc
     if not isinstance(packed_seq_params, SharedPrefixParams):
         return ssm_training(projected, packed_seq_params)
     return scan_branches(mixer, projected, packed_seq_params)
+
+
+def _note_weights(router: Any, layer: Any, _arguments: Any, named: dict[str, Any]) -> None:
+    """Leaves the stream's weights with the router, to which upstream hands no description; also before a recomputed forward pass."""
+    packing = named.get("packed_seq_params")
+    weights_S = packing.token_weights_S if isinstance(packing, StreamParams) else None
+    if weights_S is not None and layer.config.sequence_parallel:
+        weights_S = weights_S.chunk(layer.config.tensor_model_parallel_size)[parallel_state.get_tensor_model_parallel_rank()]
+    router.stream_weights = weights_S
+
+
+def _count_tokens(router: Any, count: Callable[..., None], routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
+    """Upstream's `TopKRouter._apply_expert_bias`, by weight. Like there, a pass without gradients counts nothing."""
+    if router.stream_weights is None:
+        return count(routing_map, padding_mask=padding_mask)
+    if torch.is_grad_enabled():
+        router.local_tokens_per_expert += (routing_map * router.stream_weights.unsqueeze(1)).sum(dim=0)
+    return None

@@ -54,9 +54,7 @@ def _scan_from(
     channels = cp.conv1d_channels()
     gate, convolved, step = projected.split([cp.d_inner_local_tpcp, channels, cp.nheads_local_tpcp], dim=-1)
     extended = torch.cat([before_W_C, convolved], dim=1)
-    mixed = functional.silu(functional.conv1d(extended.transpose(1, 2), cp.get_conv1d_weight(), cp.get_conv1d_bias(), groups=channels)).transpose(
-        1, 2
-    )
+    mixed = functional.conv1d(extended.transpose(1, 2), cp.get_conv1d_weight(), cp.get_conv1d_bias(), groups=channels)
     groups = cp.ngroups_local_tpcp
     inputs, write, read = functional.silu(mixed).transpose(1, 2).split([cp.d_inner_local_tpcp, groups * cp.d_state, groups * cp.d_state], dim=-1)
     skip = cp.get_D().float()

@@ -55,8 +55,16 @@ class Branches:
 
 
 @dataclass
-class SharedPrefixParams(PackedSeqParams):
-    """Upstream's description of a packed stream, which hands this one through to every layer, with the groups beside it."""
+class StreamParams(PackedSeqParams):
+    """Upstream's description of a packed stream, handed through to every layer, with what a token stands for beside it."""
+
+    token_weights_S: torch.Tensor | None = None
+    """int64, rows that a token of this rank belongs to: 0 for padding, the group's actions for a shared prefix."""
+
+
+@dataclass
+class SharedPrefixParams(StreamParams):
+    """The description of a stream with shared prefixes."""
 
     positions_S: torch.Tensor | None = None
     """int64, the position of every token of this rank in its own sequence."""

@@ -17,9 +17,8 @@ from itertools import pairwise
 
 import torch
 
-from pivotrl.megatron.shared_prefix import Branches, SharedPrefixParams
+from pivotrl.megatron.shared_prefix import Branches, SharedPrefixParams, StreamParams
 from pivotrl.megatron.slices import own_positions
-from pivotrl.megatron.upstream import PackedSeqParams
 from pivotrl.objective.microbatch import MicroBatch
 
 _NOWHERE = -1
@@ -57,7 +56,7 @@ class TokenStream:
     """int64; one row except where `padded`."""
     positions_B_S: torch.Tensor
     """int64, each token's position in its own sequence."""
-    packing: PackedSeqParams | None
+    packing: StreamParams | None
     """What attention and Mamba layers need to keep the stream's sequences apart; None where `padded`."""
     source_N: torch.Tensor
     """Which hidden state, of [S, B] flattened, predicts each scored token; one may predict the first token of several actions."""
@@ -127,22 +126,31 @@ def _packed(batch: MicroBatch, row_N: torch.Tensor, column_N: torch.Tensor, layo
     ids_S, positions_S = (torch.zeros(segments.total, dtype=torch.int64, device=device) for _ in range(2))
     ids_S[place_B_T[is_real_B_T]] = batch.token_ids_B_T[is_real_B_T]
     positions_S[place_B_T[is_real_B_T]] = is_real_B_T.nonzero()[:, 1]
+    weights_S = torch.bincount(place_B_T[is_real_B_T], minlength=segments.total)
     source_N = place_B_T[row_N, column_N - 1]
     if layout.context_parallel_size > 1:
         mine_S = _own_positions(segments.starts, layout).to(device)
         source_N, is_mine_N = _local_places(source_N, mine_S, segments.total)
         row_N, column_N = row_N[is_mine_N], column_N[is_mine_N]
-        ids_S, positions_S = ids_S[mine_S], positions_S[mine_S]
-    packing = _packing(segments, positions_S, device)
+        ids_S, positions_S, weights_S = ids_S[mine_S], positions_S[mine_S], weights_S[mine_S]
+    packing = _packing(segments, positions_S, weights_S)
     return TokenStream(ids_S.unsqueeze(0), positions_S.unsqueeze(0), packing, source_N, row_N, column_N)
 
 
-def _packing(segments: _Segments, positions_S: torch.Tensor, device: torch.device) -> PackedSeqParams:
+def _packing(segments: _Segments, positions_S: torch.Tensor, weights_S: torch.Tensor) -> StreamParams:
+    device = positions_S.device
     starts = torch.tensor(segments.starts, dtype=torch.int32, device=device)
     longest = max(end - start for start, end in pairwise(segments.starts))
-    fields = {"cu_seqlens_q": starts, "cu_seqlens_kv": starts, "max_seqlen_q": longest, "max_seqlen_kv": longest, "total_tokens": segments.total}
+    fields = {
+        "cu_seqlens_q": starts,
+        "cu_seqlens_kv": starts,
+        "max_seqlen_q": longest,
+        "max_seqlen_kv": longest,
+        "total_tokens": segments.total,
+        "token_weights_S": weights_S,
+    }
     if not segments.branches:
-        return PackedSeqParams(qkv_format="thd", **fields)
+        return StreamParams(qkv_format="thd", **fields)
     return SharedPrefixParams(qkv_format="sbhd", **fields, positions_S=positions_S, branches=tuple(group.to(device) for group in segments.branches))
 
 

@@ -33,6 +33,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
 from megatron.core.utils import unwrap_model  # noqa: E402
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "RouterReplayAction",
     "TEDotProductAttention",
     "TransformerConfig",
+    "TransformerLayer",
     "all_to_all_hp2sp",
     "all_to_all_sp2hp",
     "dist_checkpointing",

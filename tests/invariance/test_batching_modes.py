@@ -95,3 +95,20 @@ def test_changing_one_sample_moves_no_other(model: LanguageModel, batching: str)
     for tokens in before.keys() & after.keys():
         assert torch.equal(before[tokens], after[tokens]), "another sample's scores moved"
     assert not torch.equal(before[gone.pop()], after[new.pop()])
+
+
+@pytest.mark.parametrize("batching", ["packed", "shared_prefix"])
+def test_experts_are_counted_by_rows_whatever_the_stream(model: LanguageModel, batching: str) -> None:
+    """What moves the balancing bias: rows one by one, without padding, are the count meant."""
+    counters = [module.local_tokens_per_expert for module in model.modules() if getattr(module, "local_tokens_per_expert", None) is not None]
+    if not counters:
+        pytest.skip("a family without a balancing bias")
+    rows = draw_samples(_SHAPES["several groups, one of one action"])
+    counts = []
+    for mode, budget in (("padded", 1), (batching, 10_000)):
+        for counter in counters:
+            counter.zero_()
+        run(model, rows, mode, budget=budget)
+        counts.append([counter.tolist() for counter in counters])
+    assert counts[0] == counts[1]
+    assert sum(counts[0][0]) > 0

@@ -94,6 +94,20 @@ def test_context_parallel_ranks_hold_outer_and_inner_slices_of_every_sequence() 
     assert outer.packing.cu_seqlens_q.tolist() == [0, 4, 8]
 
 
+@pytest.mark.parametrize("layout", _LAYOUTS, ids=str)
+def test_weights_count_rows(layout: StreamLayout) -> None:
+    """Token by token: once in every row that has it, whether rows share it or not, and padding in none."""
+    for batching in ("packed", "shared_prefix"):
+        counts = dict.fromkeys(range(1, 10), 0)
+        for rank in range(layout.context_parallel_size):
+            stream = token_stream(batch(*_ROWS, batching), replace(layout, context_parallel_rank=rank))
+            assert stream.packing is not None
+            assert stream.packing.token_weights_S is not None
+            for token, weight in zip(stream.token_ids_B_S[0].tolist(), stream.packing.token_weights_S.tolist(), strict=True):
+                counts[token or 9] += weight
+        assert counts == {1: 2, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1}
+
+
 def test_a_group_of_one_row_is_a_stream_of_its_own() -> None:
     stream = token_stream(batch([[1, 2]], [[3, 4]], [5], "shared_prefix"), StreamLayout())
     assert stream.token_ids_B_S.tolist() == [[1, 2, 3, 4]]
