@@ -145,6 +145,10 @@ def test_demonstrations_count_only_loss_tokens() -> None:
     assert (batch.num_actions, batch.num_action_tokens) == (2, 3)
     assert batch.action_mask_B_T.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
     assert batch.behavior_logprobs_B_T is None
+    longer = Demonstration((5, 6, 7), (0, 0, 1))
+    packed = demonstration_micro_batches([*shown, longer], batching="packed", micro_batch_tokens=6)
+    assert [(part.batching, part.lengths_B.tolist()) for part in packed] == [("packed", [4, 2]), ("packed", [3])]
+    assert packed[0].action_mask_B_T.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
     with pytest.raises(ValueError, match="no token"):
         demonstration_micro_batches([Demonstration((5, 6), (0, 0))], batching="padded", micro_batch_tokens=8)
 
