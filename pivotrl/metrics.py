@@ -83,9 +83,15 @@ _CORE = {
     "objective/entropy/mean": "Mean entropy of the policy at action tokens, nats",
     "optim/grad_norm/mean": "Global gradient norm before clipping",
     "optim/lr/mean": "Learning rate of the step",
+    "optim/parameter_drift/mean": "Distance of the weights from the reference's over the reference's norm, 2-norm; at checkpoints",
+    "optim/expert_load/max": "Tokens of the busiest expert over its layer's mean, largest layer",
+    "optim/expert_load/min": "Tokens of the idlest expert over its layer's mean, smallest layer",
+    "optim/expert_unused/frac": "Share of experts that no token of the step was routed to",
     "sync/policy_age_steps/max": "Largest age of the policy that sampled, in optimizer steps",
     "perf/env_turns/sum": "Assistant turns sampled so far, the cost axis against end-to-end RL",
     "perf/rollout_tokens_per_s/mean": "Generated tokens per second of wall time",
+    "perf/train_tokens_per_s/mean": "Tokens put through forward and backward per second of wall time, padding and repeated prefixes left out",
+    "perf/train_flops_per_s/mean": "Operations the model requires for them, recomputation left out, per second",
     "time/rollout_s/sum": "Wall time spent generating and scoring, seconds",
     "time/train_s/sum": "Wall time spent in forward, backward and update, seconds",
     "time/sync_s/sum": "Wall time spent handing weights to the engine, seconds",
@@ -103,4 +109,10 @@ _JUDGE = {
     "time/judge_s/sum": "Summed duration of the requests to the judge, which overlap, seconds",
 }
 for _name, _meaning in _JUDGE.items():
+    register(_name, _meaning, is_timing=True)
+_OF_MACHINE = {
+    "perf/model_flops_utilisation/frac": "The same over the stated peak of all training processes (parallel.peak_tflops)",
+    "perf/memory_peak_bytes/max": "Most memory process 0 has held so far: tensors on a GPU, resident memory on a CPU",
+}
+for _name, _meaning in _OF_MACHINE.items():
     register(_name, _meaning, is_timing=True)

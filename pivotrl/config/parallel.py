@@ -37,6 +37,8 @@ class ParallelConfig(Section):
     """Reduce gradients over data parallel processes during the backward pass, not after it."""
     resume: Literal["full", "weights"] = "full"
     """What a resumed stage takes from its checkpoint: `weights` starts Adam's moments anew, for a layout the optimizer state cannot be moved to."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Stated peak of one process's device in TFLOP/s (989 for an H100 in bfloat16). None: no model FLOP utilisation is logged."""
     timeout_minutes: PositiveInt = 30
     """How long a process waits for the others inside one step before the run is given up; rollouts and other stages do not count."""
 

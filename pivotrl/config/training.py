@@ -33,6 +33,15 @@ class OptimizerConfig(Section):
     """Gradient clipping by global norm."""
 
 
+class TraceConfig(Section):
+    """A torch profiler trace of some steps, for finding out where time goes."""
+
+    first_step: Annotated[int, Field(ge=0)]
+    """First optimizer step traced; not 0, whose first forward also allocates and compiles."""
+    num_steps: PositiveInt = 1
+    """Steps traced; each adds tens of megabytes."""
+
+
 class SftConfig(Section):
     """Eq. 1 on expert turns: makes the reference policy pi_0, or the SFT baseline."""
 
@@ -54,6 +63,8 @@ class SftConfig(Section):
     """Tokens of one forward pass, padding included; changes memory, never the gradient."""
     checkpoint_every: PositiveInt
     """Steps between checkpoints."""
+    trace: TraceConfig | None = None
+    """Write a profiler trace of some steps, or None."""
 
 
 class ClipConfig(Section):
@@ -114,6 +125,8 @@ class TrainConfig(Section):
     """Tokens of one forward pass as `batching` lays them out; changes memory, never the gradient."""
     checkpoint_every: PositiveInt
     """Steps between checkpoints."""
+    trace: TraceConfig | None = None
+    """Write a profiler trace of some steps, or None."""
     max_infra_frac: Fraction01 = 0.05
     """The run stops where a step has more than this share of infra verdicts."""
     validation: ValidationConfig | None = None

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import logging
 import os
+import resource
 import warnings
 from dataclasses import dataclass
 
@@ -35,6 +36,13 @@ class Platform:
     @property
     def is_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    def memory_peak_bytes(self) -> int:
+        """Most memory this process has held so far: of the GPU what tensors took, of a CPU what was resident."""
+        if self.is_gpu:
+            return torch.cuda.max_memory_allocated(self.device)
+        # Linux counts it in KiB.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @functools.cache

@@ -88,6 +88,10 @@ class Leader:
         """`Trainer.named_tensors`; must be read to its end, because the followers read theirs to the end."""
         return self._call("named_tensors")
 
+    def parameter_drift(self) -> float:
+        """`Trainer.parameter_drift` on every process."""
+        return self._call("parameter_drift")
+
     def save_hf(self, out_dir: Path) -> None:
         """`Trainer.save_hf` on every process; process 0 writes."""
         self._call("save_hf", out_dir=out_dir)

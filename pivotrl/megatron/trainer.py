@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pivotrl.megatron.checkpoint import CheckpointRecord
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
 from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
+from pivotrl.megatron.measures import StepMeasures, parameter_drift
 from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import control_group, initialize_parallel
 from pivotrl.megatron.passes import logprob_pass, training_pass
@@ -51,6 +52,8 @@ class StepResult:
     lr: float
     sums: Mapping[str, float]
     """`LossTerms.sums` over all micro-batches: added, or the maximum for names that end in ``/max``."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the step cost and did (measures.py); nothing where there was no micro-batch."""
 
 
 class Trainer:
@@ -64,6 +67,7 @@ class Trainer:
         reference: list[LanguageModel] | None,
         update: PolicyUpdate | None,
         memory: RouterMemory | None,
+        measures: StepMeasures,
     ) -> None:
         self._checkpoint_dir = checkpoint_dir
         self._policy = policy
@@ -71,6 +75,7 @@ class Trainer:
         self._update = update
         self._memory = memory
         self._steps_done = 0
+        self._measures = measures
 
     @classmethod
     def from_hf(
@@ -108,7 +113,8 @@ class Trainer:
             hf_weights.load_hf(reference, checkpoint_dir)
         update = None if optimizer is None else PolicyUpdate(policy, optimizer, parallel, num_steps=num_steps)
         memory = RouterMemory(policy) if moe.router_replay else None
-        return cls(checkpoint_dir, policy=policy, reference=reference, update=update, memory=memory)
+        measures = StepMeasures(policy, read_family(hf_config), peak_tflops=parallel.peak_tflops)
+        return cls(checkpoint_dir, policy=policy, reference=reference, update=update, memory=memory, measures=measures)
 
     @property
     def steps_done(self) -> int:
@@ -151,16 +157,27 @@ class Trainer:
         if not micro_batches:
             return StepResult(loss=0.0, grad_norm=0.0, lr=lr, sums={})
         update.clear_gradients()
+        self._measures.start()
         with self._memory.replaying() if self._memory is not None else nullcontext():
             reports = training_pass(update.chunks, micro_batches, loss, temperature=temperature, memory=self._memory)
         grad_norm = update.apply(lr)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"the gradient norm of step {self._steps_done - 1} is {grad_norm}")
-        return StepResult(loss=sum(report.loss for report in reports), grad_norm=grad_norm, lr=lr, sums=_combine([r.sums for r in reports]))
+        return StepResult(
+            loss=sum(report.loss for report in reports),
+            grad_norm=grad_norm,
+            lr=lr,
+            sums=_combine([report.sums for report in reports]),
+            measures=self._measures.finish(micro_batches),
+        )
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights by Hugging Face name, for an engine; they may share memory with the trainer and change in the next step."""
         return hf_weights.export_hf(self._policy)
+
+    def parameter_drift(self) -> float:
+        """Distance of the weights from those the trainer was built with, over the norm of those; reads the checkpoint again."""
+        return parameter_drift(self.named_tensors(), self._checkpoint_dir)
 
     def save_hf(self, out_dir: Path) -> None:
         """Writes the policy as a Hugging Face checkpoint directory with the config and tokenizer it started with, whole or not at all."""

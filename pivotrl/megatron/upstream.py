@@ -31,6 +31,7 @@ from megatron.core.tensor_parallel.mappings import (  # noqa: E402
 )
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.enums import AttnBackend  # noqa: E402
+from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
@@ -51,6 +52,7 @@ __all__ = [
     "RouterReplay",
     "RouterReplayAction",
     "TEDotProductAttention",
+    "TopKRouter",
     "TransformerConfig",
     "TransformerLayer",
     "all_to_all_hp2sp",

@@ -62,8 +62,10 @@ def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: L
         with watch.span("sync"):
             source.publish(trainer, trainer.steps_done)
 
-        record.log(step, data, {**held_out, **data.metrics, **objective_metrics(results), **watch.metrics(data)})
-        if plan.is_due(trainer.steps_done, every=plan.checkpoint_every):
+        is_due = plan.is_due(trainer.steps_done, every=plan.checkpoint_every)
+        drift = {"optim/parameter_drift/mean": trainer.parameter_drift()} if is_due else {}
+        record.log(step, data, {**held_out, **data.metrics, **objective_metrics(results), **drift, **watch.metrics(data, results)})
+        if is_due:
             record.save(trainer)
 
 

@@ -12,6 +12,14 @@ from contextlib import contextmanager
 
 from pivotrl.training.protocols import StepData, StepResult
 
+# Trainer's measures of one update that are metrics as they are.
+_MEASURES = {
+    "memory_peak_bytes/max": "perf/memory_peak_bytes/max",
+    "expert_load/max": "optim/expert_load/max",
+    "expert_load/min": "optim/expert_load/min",
+    "expert_unused": "optim/expert_unused/frac",
+}
+
 
 def objective_metrics(results: Sequence[StepResult]) -> dict[str, float]:
     """Metrics of the one or several optimizer steps taken on one batch of rollouts.
@@ -26,6 +34,8 @@ def objective_metrics(results: Sequence[StepResult]) -> dict[str, float]:
         "optim/grad_norm/mean": math.fsum(result.grad_norm for result in results) / len(results),
         "optim/lr/mean": results[-1].lr,
     }
+    measures = results[-1].measures
+    metrics.update({name: measures[key] for key, name in _MEASURES.items() if key in measures})
     # A step whose samples all have weight 0 forwards one of them but has no token that carries loss.
     if tokens > 0:
         for name, key in (("kl_reference/mean", "kl_reference"), ("ratio_clipped/frac", "ratio_clipped"), ("entropy/mean", "entropy")):
@@ -50,9 +60,15 @@ class Stopwatch:
         yield
         self._spans_s[name] = time.monotonic() - started_s
 
-    def metrics(self, data: StepData) -> dict[str, float]:
-        """The spans, and the rate of generation where the step generated."""
+    def metrics(self, data: StepData, results: Sequence[StepResult]) -> dict[str, float]:
+        """The spans, the rate of generation where the step generated, and the trainer's rate and, where a peak is stated, utilisation."""
         metrics = {f"time/{name}_s/sum": seconds for name, seconds in self._spans_s.items()}
         if "rollout/response_tokens/sum" in data.metrics and self._spans_s["rollout"] > 0:
             metrics["perf/rollout_tokens_per_s/mean"] = data.metrics["rollout/response_tokens/sum"] / self._spans_s["rollout"]
+        tokens, flops = (math.fsum(result.measures.get(key, 0.0) for result in results) for key in ("work_tokens", "work_flops"))
+        if tokens > 0 and self._spans_s["train"] > 0:
+            metrics["perf/train_tokens_per_s/mean"] = tokens / self._spans_s["train"]
+            metrics["perf/train_flops_per_s/mean"] = flops / self._spans_s["train"]
+            if "peak_flops" in results[0].measures:
+                metrics["perf/model_flops_utilisation/frac"] = flops / self._spans_s["train"] / results[0].measures["peak_flops"]
         return metrics

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StepResult(Protocol):
-    """What one optimizer step reports; `sums` are the loss's sums over all micro-batches of the step."""
+    """What one optimizer step reports; `sums` are the loss's sums over all micro-batches of the step, `measures` what it cost and did."""
 
     @property
     def loss(self) -> float: ...
@@ -27,6 +27,8 @@ class StepResult(Protocol):
     def lr(self) -> float: ...
     @property
     def sums(self) -> Mapping[str, float]: ...
+    @property
+    def measures(self) -> Mapping[str, float]: ...
 
 
 class PolicyTrainer(Protocol):
@@ -47,6 +49,10 @@ class PolicyTrainer(Protocol):
 
     def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """All weights under their Hugging Face names."""
+        ...
+
+    def parameter_drift(self) -> float:
+        """Relative distance of the weights from the reference's, in the 2-norm."""
         ...
 
     def save_hf(self, out_dir: Path) -> None:

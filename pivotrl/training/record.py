@@ -16,17 +16,19 @@ from pivotrl.progress import ProgressBar
 from pivotrl.training.checkpoints import Best, Checkpoints
 from pivotrl.training.ledger import LEDGER, ROLLOUTS, VALIDATIONS, Ledger
 from pivotrl.training.protocols import PolicyTrainer, StepData
+from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import HeldOutScore
 
 _NOTHING_WRITTEN = SinkPosition(metrics_bytes=0, timing_bytes=0)
 
 
 class RunRecord:
-    """The record of one stage; `sink` and `bar` are the caller's to close."""
+    """The record of one stage; `sink`, `bar` and `trace` are the caller's to close."""
 
-    def __init__(self, stage_dir: Path, sink: MetricSink, bar: ProgressBar, *, num_steps: int, updates_per_rollout: int) -> None:
+    def __init__(self, stage_dir: Path, sink: MetricSink, bar: ProgressBar, *, num_steps: int, updates_per_rollout: int, trace: StepTrace) -> None:
         self._sink, self._bar, self._num_steps, self._updates_per_rollout = sink, bar, num_steps, updates_per_rollout
         self._ledgers = {name: Ledger(stage_dir / name) for name in (LEDGER, ROLLOUTS, VALIDATIONS)}
+        self._trace = trace
         self.checkpoints = Checkpoints(stage_dir)
         self.best: Best | None = None
         self.is_stopped_early = False
@@ -40,6 +42,7 @@ class RunRecord:
         if state:
             self.best = Best(**state["best"]) if state["best"] else None
             self._bar.skip(trainer.steps_done)
+        self._trace.reach(trainer.steps_done)
         return state is not None
 
     def validated(self, trainer: PolicyTrainer, score: HeldOutScore, *, patience: int | None) -> dict[str, float]:
@@ -59,6 +62,7 @@ class RunRecord:
         self._sink.write(step, metrics)
         self._sink.show(step, self._num_steps, metrics)
         self._bar.advance(self._updates_per_rollout)
+        self._trace.reach(step + self._updates_per_rollout)
 
     def log_last(self, step: int, metrics: Mapping[str, float]) -> None:
         """Books the final policy, which is validated but samples nothing."""

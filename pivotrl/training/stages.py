@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pivotrl.config.schema import SamplingConfig, SftConfig, TrainConfig
+from pivotrl.config.training import TraceConfig
 from pivotrl.errors import UserError
 from pivotrl.objective.grpo import make_grpo_loss
 from pivotrl.objective.microbatch import LossFunction
@@ -19,6 +20,7 @@ from pivotrl.training.ledger import LEDGER, ROLLOUTS, VALIDATIONS
 from pivotrl.training.loop import LoopPlan, run_loop
 from pivotrl.training.protocols import PolicyTrainer, Source
 from pivotrl.training.record import RunRecord
+from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import Validation
 
 # Supervised training imitates the text as it is; only sampling has a temperature.
@@ -47,7 +49,7 @@ def run_train(
         temperature=sampling.temperature,
         needs_reference=config.kl.beta > 0,
     )
-    return _run(stage, trainer, source, make_grpo_loss(config), plan, validation)
+    return _run(stage, trainer, source, make_grpo_loss(config), plan, validation, config.trace)
 
 
 def run_sft(stage: Stage, trainer: PolicyTrainer, source: Source, *, config: SftConfig) -> dict[str, Any]:
@@ -59,12 +61,20 @@ def run_sft(stage: Stage, trainer: PolicyTrainer, source: Source, *, config: Sft
         temperature=_SFT_TEMPERATURE,
         needs_reference=False,
     )
-    return _run(stage, trainer, source, make_nll_loss(), plan, None)
+    return _run(stage, trainer, source, make_nll_loss(), plan, None, config.trace)
 
 
-def _run(stage: Stage, trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: LoopPlan, validation: Validation | None) -> dict[str, Any]:
-    with MetricSink(stage.path) as sink, progress_bar(stage.name, plan.num_steps, "steps") as bar:
-        record = RunRecord(stage.path, sink, bar, num_steps=plan.num_steps, updates_per_rollout=plan.updates_per_rollout)
+def _run(
+    stage: Stage,
+    trainer: PolicyTrainer,
+    source: Source,
+    loss: LossFunction,
+    plan: LoopPlan,
+    validation: Validation | None,
+    trace_config: TraceConfig | None,
+) -> dict[str, Any]:
+    with MetricSink(stage.path) as sink, progress_bar(stage.name, plan.num_steps, "steps") as bar, StepTrace(stage.path, trace_config) as trace:
+        record = RunRecord(stage.path, sink, bar, num_steps=plan.num_steps, updates_per_rollout=plan.updates_per_rollout, trace=trace)
         run_loop(trainer, source, loss, plan, record, validation)
         hf_dir = record.checkpoints.export(trainer, record.best)
     summary = {

@@ -43,6 +43,7 @@ class BanditStep:
     grad_norm: float
     lr: float
     sums: Mapping[str, float]
+    measures: Mapping[str, float]
 
 
 class BanditTrainer:
@@ -76,11 +77,15 @@ class BanditTrainer:
         norm = self.table.grad.norm().item()
         self._optimizer.step()
         self.steps_done += 1
-        return BanditStep(total, norm, self._optimizer.param_groups[0]["lr"], sums)
+        return BanditStep(total, norm, self._optimizer.param_groups[0]["lr"], sums, {"work_tokens": 3.0, "work_flops": 60.0, "peak_flops": 1e6})
 
     def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         self._on_call("named_tensors")
         yield "table", self.table.detach()
+
+    def parameter_drift(self) -> float:
+        initial = initial_table()
+        return ((self.table.detach() - initial).norm() / initial.norm()).item()
 
     def save_hf(self, out_dir: Path) -> None:
         self._on_call("save_hf")
