@@ -1,0 +1,97 @@
+"""Runs trainers in many layouts in one group of processes: the worker of test_layouts.
+
+    torchrun --nproc-per-node N layout_worker.py JOBS.json RESULTS.json
+
+JOBS.json is a list of jobs: a model's directory, a layout (keys of `parallel`), how the step's rows are laid out, and optionally a
+checkpoint to load from or save to. The first process writes what every job measured; all processes must have measured the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fakes.trainer_batches import joined, micro_batches, policy_loss
+
+from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
+from pivotrl.errors import UserError
+from pivotrl.megatron.trainer import Trainer
+from pivotrl.objective.microbatch import MicroBatch
+
+NUM_ROWS, NUM_STEPS = 7, 2
+TEMPERATURE = 0.8
+# An eps far above the gradient's rounding: Adam divides a gradient of nearly zero by its own size, which makes rounding a step of lr.
+OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def _rows(step: int) -> list[MicroBatch]:
+    return micro_batches(rows=NUM_ROWS, tokens=24, action_tokens=5, seed=step)
+
+
+ARRANGEMENTS: Mapping[str, Callable[[list[MicroBatch]], list[MicroBatch]]] = {
+    "uneven": lambda rows: [joined(rows[:3]), joined(rows[3:5]), joined(rows[5:])],
+    "one each": list,
+    "reversed": lambda rows: [joined(rows[:3:-1]), joined(rows[3::-1])],
+    "padded": lambda rows: [joined(rows[:4], extra_padding=9), joined(rows[4:], extra_padding=3)],
+    "packed": lambda rows: [replace(joined(rows[:3]), batching="packed"), replace(joined(rows[3:]), batching="packed")],
+}
+"""Ways to lay one step's rows out; all have the same log-probs, loss and gradient."""
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Log-probs of the scored tokens by row, then loss, gradient norm and sums of every step."""
+    trainer = Trainer.from_hf(
+        Path(job["model"]),
+        optimizer=OPTIMIZER,
+        parallel=ParallelConfig(**job["parallel"]),
+        moe=MoeConfig(**job.get("moe", {})),
+        num_steps=10,
+        seed=0,
+        with_reference=False,
+    )
+    if "load" in job:
+        try:
+            trainer.load_checkpoint(Path(job["load"]))
+        except UserError as error:
+            return {"refused": str(error)}
+    arrange = ARRANGEMENTS[job.get("arrangement", "uneven")]
+    batches = arrange(_rows(0))
+    logprobs = trainer.token_logprobs(batches, temperature=TEMPERATURE)
+    rows: dict[tuple[int, ...], list[float]] = {}
+    for batch, values_B_T in zip(batches, logprobs, strict=True):
+        for row, length in enumerate(batch.lengths_B.tolist()):
+            is_scored_T = batch.action_mask_B_T[row] != 0
+            rows[tuple(batch.token_ids_B_T[row, :length].tolist())] = values_B_T[row, is_scored_T].tolist()
+    steps = []
+    for _ in range(job.get("num_steps", NUM_STEPS)):
+        result = trainer.step(arrange(_rows(trainer.steps_done)), policy_loss, temperature=TEMPERATURE)
+        steps.append([result.loss, result.grad_norm, result.sums["entropy"], result.sums["surprise/max"]])
+    if "save" in job:
+        trainer.save_checkpoint(Path(job["save"]), {})
+    return {"logprobs": [values for _, values in sorted(rows.items())], "steps": steps}
+
+
+def main() -> None:
+    """Runs the jobs in order."""
+    jobs, results = (Path(name) for name in sys.argv[1:])
+    torch.set_num_threads(1)
+    measured = []
+    for job in json.loads(jobs.read_text()):
+        measured.append(measure(job))
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, measured[-1])
+        assert all(each == measured[-1] for each in everywhere), f"processes disagree about {job}"
+    if dist.get_rank() == 0:
+        results.write_text(json.dumps(measured))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The parallel layout changes no number: log-probs, losses and gradients of 1, 2 and 4 processes, and of runs resumed in another layout.
+
+Every world size is started once and runs all its cases (`layout_worker`); the reference is the same trainer in this process, alone. Each
+case takes two optimizer steps, so that its second loss has been through the optimizer. A gradient averaged instead of summed over two
+processes, or a filler that counts, is off by tens of percent; the bars are at rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes.trainer_batches import save_model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from layout_worker import ARRANGEMENTS, measure
+
+_LOGPROB_BAR, _LOSS_BAR, _GRAD_NORM_BAR, _RESUMED_LOSS_BAR = 2e-6, 2e-5, 5e-4, 1e-5
+_SHORT = {
+    "tp": "tensor_model_parallel_size",
+    "sp": "sequence_parallel",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "overlap": "overlap_grad_reduce",
+    "recompute": "recompute",
+    "resume": "resume",
+}
+_WORKER = Path(__file__).with_name("layout_worker.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One trainer to measure, and where its state comes from."""
+
+    world_size: int
+    layout: str
+    """Words such as ``tp=2 sp=1``; what they leave over of the processes is data parallel."""
+    family: str = "dense"
+    arrangement: str = "uneven"
+    load: bool = False
+    """Resume from the state that two data parallel processes saved after their first step."""
+
+    def job(self, models: Path) -> dict[str, Any]:
+        words = [word.split("=") for word in self.layout.split()]
+        parallel = {_SHORT[key]: int(value) if value.isdigit() else value for key, value in words}
+        resumed = {"load": str(models / f"{self.family}_saved"), "num_steps": 1} if self.load else {}
+        return {"model": str(models / self.family), "parallel": parallel, "arrangement": self.arrangement, **resumed}
+
+
+_FAMILIES = {"dense": "qwen3", "moe": "qwen3_moe", "hybrid": "nemotron_3"}
+_SAVED = ("dense", "moe")
+_CASES = [
+    *(Case(2, layout) for layout in ("", "tp=2", "tp=2 sp=1", "pp=2", "pp=2 vpp=2", "cp=2", "overlap=1", "pp=2 recompute=full")),
+    *(Case(4, layout) for layout in ("", "tp=4 sp=1", "pp=4", "cp=4", "tp=2", "pp=2", "cp=2", "pp=2 vpp=2 overlap=1")),
+    *(Case(4, layout) for layout in ("tp=2 pp=2", "tp=2 sp=1 pp=2", "tp=2 sp=1 cp=2", "pp=2 cp=2")),
+    *(Case(2, layout, arrangement="packed") for layout in ("tp=2 sp=1", "cp=2", "pp=2")),
+    *(Case(4, layout, arrangement="one each") for layout in ("", "pp=2 vpp=2")),
+    *(Case(2, layout, family) for family in ("moe", "hybrid") for layout in ("", "ep=2", "tp=2 sp=1", "tp=2 sp=1 ep=2 etp=1", "pp=2", "cp=2")),
+    *(Case(4, layout, family) for family in ("moe", "hybrid") for layout in ("ep=4", "tp=2 sp=1 ep=2", "tp=2 sp=1 pp=2 ep=2 etp=1", "cp=2 ep=2")),
+]
+_RESUMED = [Case(2, layout, load=True) for layout in ("", "tp=2", "pp=2", "pp=2 vpp=2", "cp=2")]
+_RESUMED_MOE = [Case(2, layout, "moe", load=True) for layout in ("", "tp=2 sp=1", "ep=2 resume=weights")]
+_REFUSED = Case(2, "ep=2", "moe", load=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of tiny checkpoints, one per family."""
+    directory = tmp_path_factory.mktemp("models")
+    for name, family in _FAMILIES.items():
+        # A hybrid's pattern of layers says how many there are.
+        save_model(directory / name, family, **({} if name == "hybrid" else {"num_hidden_layers": 4}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def measured(models: Path) -> dict[Case, dict[str, Any]]:
+    """What every case measured."""
+    torch.set_num_threads(1)
+    cases = [*_CASES, *_RESUMED, *_RESUMED_MOE, _REFUSED]
+    results = {}
+    for world_size in (2, 4):
+        here = [case for case in cases if case.world_size == world_size]
+        jobs = [case.job(models) for case in here]
+        if world_size == 2:
+            jobs = [{**Case(2, "", name).job(models), "num_steps": 1, "save": str(models / f"{name}_saved")} for name in _SAVED] + jobs
+        results |= dict(zip(here, _run(models, world_size, jobs)[-len(here) :], strict=True))
+    return results
+
+
+def _run(directory: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    files = [directory / f"{name}_{world_size}.json" for name in ("jobs", "results")]
+    files[0].write_text(json.dumps(jobs))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (_WORKER.parents[2], _WORKER.parents[1])))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), str(_WORKER), *map(str, files)]
+    worker = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert worker.returncode == 0, worker.stderr[-5000:]
+    return json.loads(files[1].read_text())
+
+
+def _differences(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float, float]:
+    """Largest log-prob, loss and relative gradient norm difference."""
+    pairs = [pair for rows in zip(found["logprobs"], expected["logprobs"], strict=True) for pair in zip(*rows, strict=True)]
+    steps = list(zip(found["steps"], expected["steps"], strict=True))
+    return (
+        max(abs(ours - theirs) for ours, theirs in pairs),
+        max(abs(ours[0] - theirs[0]) for ours, theirs in steps),
+        max(abs(ours[1] / theirs[1] - 1) for ours, theirs in steps),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_no_layout_changes_a_number(models: Path, measured: dict[Case, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    alone = {family: measure(Case(1, "", family).job(models)) for family in _FAMILIES}
+    rows = []
+    for case in _CASES:
+        expected = alone[case.family]
+        rows.append((case, _differences(measured[case], expected)))
+        assert measured[case]["steps"][0][2:] == pytest.approx(expected["steps"][0][2:], rel=1e-5), case
+    with capsys.disabled():
+        sys.stdout.write(f"\n{'family':8} ranks {'layout':22} {'rows':9} {'log-prob':>9} {'loss':>9} {'grad norm':>9}\n")
+        for case, differences in rows:
+            layout = case.layout or f"dp={case.world_size}"
+            numbers = " ".join(f"{difference:9.1e}" for difference in differences)
+            sys.stdout.write(f"{case.family:8} {case.world_size:5} {layout:22} {case.arrangement:9} {numbers}\n")
+    for case, (logprob, loss, grad_norm) in rows:
+        assert logprob <= _LOGPROB_BAR, case
+        assert loss <= _LOSS_BAR, case
+        assert grad_norm <= _GRAD_NORM_BAR, case
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_run_resumes_in_another_layout(models: Path, measured: dict[Case, dict[str, Any]]) -> None:
+    undisturbed = {family: measure(Case(1, "", family).job(models))["steps"][1] for family in _SAVED}
+    alone = Case(1, "", load=True)
+    results = {alone: measure(alone.job(models)), **{case: measured[case] for case in [*_RESUMED, *_RESUMED_MOE]}}
+    for case, result in results.items():
+        loss, grad_norm = undisturbed[case.family][:2]
+        assert result["steps"][0][0] == pytest.approx(loss, abs=_RESUMED_LOSS_BAR), case
+        assert result["steps"][0][1] == pytest.approx(grad_norm, rel=_GRAD_NORM_BAR), case
+    assert "parallel.resume to weights" in measured[_REFUSED]["refused"]
+
+
+@pytest.mark.parametrize("arrangement", list(ARRANGEMENTS))
+def test_the_arrangement_of_rows_changes_no_number(models: Path, arrangement: str) -> None:
+    expected = measure(Case(1, "", arrangement="uneven").job(models))
+    logprob, loss, grad_norm = _differences(measure(Case(1, "", arrangement=arrangement).job(models)), expected)
+    assert logprob <= _LOGPROB_BAR
+    assert loss <= _LOSS_BAR
+    assert grad_norm <= _GRAD_NORM_BAR
