@@ -191,7 +191,8 @@ def _mark_stages(pattern: str, count: int) -> str:
 
 def _mamba_rows(hf: Any) -> dict[str, int]:
     """Rows of the tensors that Megatron-Bridge takes apart by row number, so that it would not notice rows too many."""
-    inner, mixed = hf.mamba_num_heads * hf.mamba_head_dim, 2 * hf.n_groups * hf.ssm_state_size
+    inner: int = hf.mamba_num_heads * hf.mamba_head_dim
+    mixed: int = 2 * hf.n_groups * hf.ssm_state_size
     convolution = dict.fromkeys(("mixer.conv1d.weight", "mixer.conv1d.bias"), inner + mixed)
     return {"mixer.in_proj.weight": 2 * inner + mixed + hf.mamba_num_heads, **convolution}
 

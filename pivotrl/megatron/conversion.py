@@ -192,7 +192,8 @@ def _verify(chunks: Sequence[LanguageModel], hf_dir: Path, expected: Mapping[str
 
 @torch.no_grad()
 def _compare_logits(chunks: Sequence[LanguageModel], hf_dir: Path) -> float:
-    reference: Any = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype).to(PLATFORM.device).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype)
+    reference = loaded.to(PLATFORM.device).eval()
     generator = torch.Generator().manual_seed(derive_seed(0, "convert", "prompts"))
     token_ids = torch.randint(0, reference.config.vocab_size, (_PROMPTS, _PROMPT_TOKENS), generator=generator).to(PLATFORM.device)
     positions = torch.arange(_PROMPT_TOKENS, device=PLATFORM.device).expand_as(token_ids)

@@ -192,7 +192,7 @@ def _check_shapes(rule: WeightRule, parts: Tensors, parameter: torch.Tensor, siz
 def _holders(own: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, torch.Size, torch.dtype]]:
     """For every parameter of the whole model the pipeline stage that holds it, and what a tensor parallel process's part looks like."""
     described = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
     stages: list[Any] = [described]
     if group.size() > 1:
         stages = [None] * group.size()
@@ -203,7 +203,8 @@ def _holders(own: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, torch.Size
 def _gather(rule: WeightRule, part: torch.Tensor | None, holder: tuple[int, torch.Size, torch.dtype]) -> torch.Tensor:
     """The parameter of all tensor parallel processes, from the pipeline stage that holds it."""
     stage, shape, dtype = holder
-    pipeline, tensor = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_tensor_model_parallel_group()
+    pipeline: Any = parallel_state.get_pipeline_model_parallel_group()
+    tensor: Any = parallel_state.get_tensor_model_parallel_group()
     if part is None:
         part = torch.empty(shape, dtype=dtype, device=PLATFORM.device)
     if pipeline.size() > 1:

@@ -46,7 +46,7 @@ def token_scores(model: torch.nn.Module, batch: MicroBatch, *, temperature: floa
     Raises:
         ValueError: where the action mask is set in column 0, which no token predicts.
     """
-    chunk = upstream.unwrap_model(model)
+    chunk: Any = upstream.unwrap_model(model)
     stream = token_stream(batch, stream_layout(chunk.config))
     hidden_S_B_H = _hidden_states(model, chunk, stream)
     if not chunk.post_process:

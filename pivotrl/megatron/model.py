@@ -59,7 +59,7 @@ def virtual_stages(count: int | None) -> list[int | None]:
     return [None] if count is None else list(range(count))
 
 
-def stage_ends(stage: int | None) -> dict[str, bool]:
+def stage_ends(stage: int | None) -> dict[str, Any]:
     """Whether the chunk holds the embedding and the output layer, as upstream's model arguments."""
     return {
         "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),

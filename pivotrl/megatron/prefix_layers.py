@@ -9,7 +9,7 @@ H = heads of queries, K = heads of keys and values, D = channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, Transfo
 
 def share_prefixes(chunk: torch.nn.Module) -> None:
     """Changes every core attention and Mamba mixer of a model chunk in place; parameters and their names stay as they are."""
-    for module in chunk.modules():
+    modules: Iterator[Any] = chunk.modules()
+    for module in modules:
         if isinstance(module, TEDotProductAttention):
             module.forward = partial(_attend, module, module.forward)
         elif isinstance(module, MambaMixer):
@@ -55,7 +56,7 @@ def _attend_by_heads(
     query_S_H_D: torch.Tensor, key_S_K_D: torch.Tensor, value_S_K_D: torch.Tensor, packing: SharedPrefixParams, scale: float
 ) -> torch.Tensor:
     """Each context parallel rank trades its slice of the stream for all of the stream and its share of the heads, and back."""
-    group = parallel_state.get_context_parallel_group()
+    group: Any = parallel_state.get_context_parallel_group()
     size = group.size()
     order_S = global_order(packing.cu_seqlens_q.tolist(), size=size).to(query_S_H_D.device)
 

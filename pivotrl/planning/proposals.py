@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pivotrl.config.parallel import ParallelConfig
+from pivotrl.config.parallel import MoeConfig, ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.architecture import num_experts
@@ -71,7 +71,7 @@ def assess(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: Clu
     """
     world_size = trainer_processes(plan, cluster)
     check_world(parallel, world_size)
-    check_model(parallel, ModelShape.of(config))
+    check_model(parallel, MoeConfig(), ModelShape.of(config))
     return Proposal(
         parallel,
         trainer=trainer_memory(config, parallel, plan, cluster, world_size=world_size),
@@ -89,7 +89,7 @@ def propose(config: Any, plan: PlanConfig, cluster: ClusterConfig, *, num_shown:
     for parallel in _candidates(config, cluster):
         try:
             check_world(parallel, world_size)
-            check_model(parallel, ModelShape.of(config))
+            check_model(parallel, MoeConfig(), ModelShape.of(config))
         except UserError:
             continue
         memory = trainer_memory(config, parallel, plan, cluster, world_size=world_size)

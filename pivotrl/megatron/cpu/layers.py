@@ -111,15 +111,15 @@ class CausalAttention(MegatronModule):
         if packed_seq_params is None:
             starts = [0, query.shape[0] * self.config.context_parallel_size]
             return self._attend_each(query, key, value, starts)
-        packed = (tensor.unsqueeze(1) for tensor in (query, key, value))
-        return self._attend_each(*packed, packed_seq_params.cu_seqlens_q.tolist()).squeeze(1)
+        query, key, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
+        return self._attend_each(query, key, value, packed_seq_params.cu_seqlens_q.tolist()).squeeze(1)
 
     def _attend_each(self, query_S_B_H_D: torch.Tensor, key_S_B_H_D: torch.Tensor, value_S_B_H_D: torch.Tensor, starts: list[int]) -> torch.Tensor:
         """Each sequence of the stream for itself; `starts` are global positions, the tensors this context parallel rank's."""
         size = self.config.context_parallel_size
         own_S = None
         if size > 1:
-            group = parallel_state.get_context_parallel_group()
+            group: Any = parallel_state.get_context_parallel_group()
             own_S = own_positions(starts, size=size, rank=group.rank())
             order = global_order(starts, size=size)
             key_S_B_H_D, value_S_B_H_D = (

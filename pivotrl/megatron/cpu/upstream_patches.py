@@ -141,8 +141,8 @@ def _patch_mamba_context_parallel(module: ModuleType) -> None:
     def own_tokens(starts: torch.Tensor, _total: int, size: int, rank: int) -> torch.Tensor:
         return own_positions(starts.tolist(), size=size, rank=rank)
 
-    module.tex = SimpleNamespace(thd_get_partitioned_indices=own_tokens)
-    module.is_te_min_version = lambda *_arguments, **_named: True
+    compiled = SimpleNamespace(thd_get_partitioned_indices=own_tokens)
+    module.__dict__.update(tex=compiled, is_te_min_version=lambda *_arguments, **_named: True)
 
 
 PATCHES: Mapping[str, ModulePatch] = {
