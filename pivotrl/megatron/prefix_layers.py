@@ -9,7 +9,7 @@ H = heads of queries, K = heads of keys and values, D = channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,16 +24,20 @@ from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, Transfo
 
 def share_prefixes(chunk: torch.nn.Module) -> None:
     """Changes every core attention and Mamba mixer of a model chunk in place; parameters and their names stay as they are."""
-    modules: Iterator[Any] = chunk.modules()
-    for module in modules:
+    for module in chunk.modules():
         if isinstance(module, TEDotProductAttention):
-            module.forward = partial(_attend, module, module.forward)
+            _rebind(module, "forward", _attend)
         elif isinstance(module, MambaMixer):
-            module._ssm_training = partial(_scan, module, module._ssm_training)
+            _rebind(module, "_ssm_training", _scan)
         elif isinstance(module, TransformerLayer) and getattr(getattr(module.mlp, "router", None), "enable_expert_bias", False):
-            router = module.mlp.router
+            router: Any = getattr(module.mlp, "router")  # noqa: B009 (a mixture of experts has one, upstream's interface does not)
             module.register_forward_pre_hook(partial(_note_weights, router), with_kwargs=True)
-            router._apply_expert_bias = partial(_count_tokens, router, router._apply_expert_bias)
+            _rebind(router, "_apply_expert_bias", _count_tokens)
+
+
+def _rebind(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """The method becomes `replacement(owner, the method, ...)`."""
+    setattr(owner, name, partial(replacement, owner, getattr(owner, name)))
 
 
 def _attend(
