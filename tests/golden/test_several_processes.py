@@ -1,0 +1,94 @@
+"""The command line on two processes: one program, one set of files, one exit code; and killed with SIGKILL it ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+TIME_FILES = {"timing.json", "timing.jsonl"}
+TWO = "parallel.tensor_model_parallel_size=2"
+
+
+def _start(run: Path, *words: str, world_size: int = 2) -> list[subprocess.Popen[str]]:
+    """The processes a launcher would start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "pivotrl", *words[:1], str(RECIPE), "--run", str(run), *words[1:]]
+    meeting = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environments = [{**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, cwd=ROOT, env=environment, **streams) for environment in environments]
+
+
+def _finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """(exit code, everything printed) of each."""
+    printed = ["".join(process.communicate(timeout=600)) for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has done all before `sft`."""
+    run = tmp_path_factory.mktemp("prepared") / "run"
+    ((code, printed),) = _finish(_start(run, "ingest", world_size=1))
+    assert code == 0, printed
+    return run
+
+
+def _contents(stage: Path) -> dict[str, bytes]:
+    files = (path for path in stage.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
+    return {str(path.relative_to(stage)): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_killed_stage_ends_with_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    words = ("sft", "sft.num_steps=6", "sft.checkpoint_every=1", TWO)
+    runs = [tmp_path / name for name in ("undisturbed", "killed")]
+    for run in runs:
+        subprocess.run(["cp", "-r", str(prepared), str(run)], check=True)
+    (code, printed), (follower_code, follower_printed) = _finish(_start(runs[0], *words))
+    assert (code, follower_code) == (0, 0), printed + follower_printed
+    assert not follower_printed, "only process 0 speaks"
+
+    processes, checkpoints = _start(runs[1], *words), runs[1] / "sft" / "checkpoints"
+    moment = random.Random(3).randrange(1, 5)
+    while all(process.poll() is None for process in processes) and not (checkpoints / f"step_{moment:08d}").exists():
+        time.sleep(0.002)
+    for process in processes:
+        process.kill()
+    assert all(code < 0 for code, _ in _finish(processes)), "the stage was faster than the killer"
+    assert all(code == 0 for code, _ in _finish(_start(runs[1], *words)))
+
+    expected, actual = (_contents(run / "sft") for run in runs)
+    assert sorted(actual) == sorted(expected)
+    assert [name for name in expected if actual[name] != expected[name]] == []
+    assert expected["metrics.jsonl"].count(b"\n") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("sft", "parallel.tensor_model_parallel_size=3"), "tensor_model_parallel_size x pipeline_model_parallel_size"),
+        (("sft", "parallel.expert_model_parallel_size=2"), "expert_model_parallel_size is 2 and the model has no experts"),
+        (("sft", "parallel.tensor_parallel=2"), "unknown key parallel.tensor_parallel"),
+    ],
+)
+def test_a_users_error_ends_every_process_with_2_and_is_said_once(prepared: Path, tmp_path: Path, words: tuple[str, ...], named: str) -> None:
+    run = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(prepared), str(run)], check=True)
+    (code, printed), (follower_code, follower_printed) = _finish(_start(run, *words))
+    assert (code, follower_code, follower_printed) == (2, 2, "")
+    assert printed.count("pivotrl: error:") == 1
+    assert named in printed
