@@ -32,6 +32,14 @@ _LAYOUTS: dict[int, list[tuple[str, dict[str, Any], tuple[str, ...]]]] = {
         ("cp2", {_CP: 2}, ("dense", "hybrid")),
         ("ep2", {_EP: 2}, ("mixture", "hybrid")),
     ],
+    4: [
+        ("dp2 cp2", {_CP: 2}, ("dense",)),
+        ("tp2 sp cp2", {**_SEQUENCE, _CP: 2}, ("dense", "hybrid")),
+        ("pp2 cp2", {_PP: 2, _CP: 2}, ("dense",)),
+        ("tp2 sp pp2", {**_SEQUENCE, _PP: 2}, ("dense",)),
+        ("cp4", {_CP: 4}, ("dense",)),
+        ("tp2 sp ep2", {**_SEQUENCE, _EP: 2, "expert_tensor_parallel_size": 1}, ("mixture",)),
+    ],
 }
 
 type Case = tuple[int, str, str, str]
