@@ -171,6 +171,7 @@ def test_a_fresh_shell_starts_in_the_working_directory() -> None:
 
 
 def test_the_recipe_names_the_shell_tools() -> None:
-    pair = (_act("console", command="ls -la"), _act("console", command="ls -al"))
-    assert _judge(*pair, "arguments", tools=()).reward == 0
-    assert _judge(*pair, "arguments", tools=("console",)).reward == 1
+    """An argument called `command` is read as one anywhere, but only a shell has a working directory."""
+    pair = (_act("console", command="cat /repo/a.py"), _act("console", command="cat a.py"))
+    assert _judge(*pair, "arguments", tools=(), working_directory="/repo").reward == 0
+    assert _judge(*pair, "arguments", tools=("console",), working_directory="/repo").reward == 1
