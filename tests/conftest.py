@@ -1,8 +1,10 @@
-"""Fixtures for every test: the shared trajectories (never copied into the project) and single-threaded, offline numerics."""
+"""Fixtures for every test: the shared trajectories (never copied into the project) and single-threaded, offline numerics, the command line."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,21 @@ def shared_data() -> Path:
             pytest.fail(f"{_SHARED_DATA} is missing and CI=true: the shared trajectories must lie beside the checkout")
         pytest.skip(f"no shared trajectories at {_SHARED_DATA}")
     return _SHARED_DATA
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: words to (exit code, standard output, standard error)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        from pivotrl.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["pivotrl", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return call

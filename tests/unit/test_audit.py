@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pivotrl.cli import main
 from pivotrl.observability.audit_page import write_page
 from pivotrl.types import Action, ParseOutcome, State, Tool, ToolCall, ToolOrigin, Verdict
 from pivotrl.verifiers.audit.measure import Audit, is_accepted, shown
@@ -169,17 +167,6 @@ ROW = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["pivotrl", *words])
-    code = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -188,10 +175,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_trajectories_their_ingest_and_labelled_pairs_can_be_audited(
-    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(monkeypatch, capsys, "audit", "rows.jsonl", "--verifier", "exact", "--against", "tool_call message=exact")
+def test_trajectories_their_ingest_and_labelled_pairs_can_be_audited(rows: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = cli("audit", "rows.jsonl", "--verifier", "exact", "--against", "tool_call message=exact")
     assert code == 0, err
     assert out.strip().splitlines()[-1].startswith("expert actions accepted: 100.00 %")
     direct = json.loads(Path("runs/audit-exact/audit.json").read_text())
@@ -200,34 +185,36 @@ def test_trajectories_their_ingest_and_labelled_pairs_can_be_audited(
     assert Path("runs/audit-exact/_SUCCESS").exists()
     assert Path("runs/audit-exact/index.html").stat().st_size > 5000
 
-    assert run(monkeypatch, capsys, "ingest", "rows.jsonl", "--out", "run/ingest")[0] == 0
+    assert cli("ingest", "rows.jsonl", "--out", "run/ingest")[0] == 0
     for data in ("run", "run/ingest"):
-        assert run(monkeypatch, capsys, "audit", data, "--verifier", "exact", "--out", "again")[0] == 0
+        assert cli("audit", data, "--verifier", "exact", "--out", "again")[0] == 0
         again = json.loads(Path("again/audit.json").read_text())
         assert again["mutations"] == direct["mutations"]
 
     words = ["audit", str(LABELLED / "dev.jsonl"), "message=any", "--verifier", "tool_call", "--limit", "3", "--out", "pairs"]
-    code, out, _ = run(monkeypatch, capsys, *words)
+    code, out, _ = cli(*words)
     result = json.loads(Path("pairs/audit.json").read_text())
     assert code == 0
     assert sum(row["n"] for row in result["turns"]) == 3
     assert result["labelled"]["by_domain"]["message"]["precision"]["value"] < 0.7
     assert "precision" in out
-    code, out, _ = run(monkeypatch, capsys, *words[:5], "--domain", "message", "--out", "pairs")
+    code, out, _ = cli(*words[:5], "--domain", "message", "--out", "pairs")
     result = json.loads(Path("pairs/audit.json").read_text())
     assert code == 0
     assert list(result["labelled"]["by_domain"]) == ["message"]
     assert {row["domain"] for row in result["turns"]} == {"message"}
 
 
-def test_a_profile_s_quarantine_explains_a_rejected_expert(rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_s_quarantine_explains_a_rejected_expert(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     """The expert's message is rejected by a verifier that only knows calls: exit 1, unless the profile quarantined that turn."""
     from pivotrl import verifier_audit
 
     only_calls = Judge(lambda expert, action: Verdict.ok(float(bool(action.tool_calls)), "call"))
     monkeypatch.setattr(verifier_audit, "build_verifier", lambda config, expand: only_calls)
-    assert run(monkeypatch, capsys, "ingest", "rows.jsonl", "--out", "run/ingest")[0] == 0
-    code, out, _ = run(monkeypatch, capsys, "audit", "run", "--verifier", "exact")
+    assert cli("ingest", "rows.jsonl", "--out", "run/ingest")[0] == 0
+    code, out, _ = cli("audit", "run", "--verifier", "exact")
     assert code == 1
     assert out.strip().endswith("rejected: 1")
     rejected = json.loads(Path("runs/audit-exact/audit.json").read_text())["expert"]["rejected"]
@@ -240,7 +227,7 @@ def test_a_profile_s_quarantine_explains_a_rejected_expert(rows: Path, monkeypat
 
     columns = {"candidate_id": "string", "quarantine_reason": "string"}
     write_rows(profile / "profiles.parquet", columns, [{"candidate_id": rejected[0]["id"], "quarantine_reason": "expert rejected"}])
-    code, out, _ = run(monkeypatch, capsys, "audit", "run", "--verifier", "exact")
+    code, out, _ = cli("audit", "run", "--verifier", "exact")
     assert code == 0
     assert "quarantined: 1 (expert rejected)" in out
 
@@ -258,13 +245,11 @@ def test_a_profile_s_quarantine_explains_a_rejected_expert(rows: Path, monkeypat
         (["rows.jsonl", "--verifier", "exact", "--domain", "swe"], ["nothing of the domain swe", "conversational, terminal, swe, search"]),
     ],
 )
-def test_errors_are_one_line(
-    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]
-) -> None:
+def test_errors_are_one_line(rows: Path, cli: Callable[..., tuple[int, str, str]], words: list[str], parts: list[str]) -> None:
     rows.with_name("empty.json").write_text("[]")
     failed = {**ROW, "outcome": "failure", "messages": ROW["messages"][:3]}
     rows.with_name("user.jsonl").write_text(json.dumps({**failed, "reward": 0.0}) + "\n")
-    code, out, err = run(monkeypatch, capsys, "audit", *words)
+    code, out, err = cli("audit", *words)
     assert code == 2, out
     assert len([line for line in err.splitlines() if line.startswith("pivotrl: error:")]) == 1
     for part in parts:

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pivotrl.cli import main
-
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart")
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello\u2028there"}]}
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["pivotrl", *words])
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.mark.parametrize(
@@ -47,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
     ],
 )
 def test_user_errors_are_one_line(
-    words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "broken", "shape"):
@@ -55,7 +42,7 @@ def test_user_errors_are_one_line(
     (tmp_path / "broken" / "data.json").write_bytes(b"\x00\x01\x02")
     (tmp_path / "shape" / "recipe.yaml").write_text("- a\n")
     (tmp_path / "taken").write_text("a file")
-    code, _, err = run(monkeypatch, capsys, *words)
+    code, _, err = cli(*words)
     lines = [line for line in err.splitlines() if line.startswith("pivotrl: error: ")]
     assert code == 2
     assert len(lines) == 1
@@ -64,7 +51,7 @@ def test_user_errors_are_one_line(
         assert part in lines[0]
 
 
-def test_broken_files_are_set_apart_and_the_rest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_files_are_set_apart_and_the_rest_is_kept(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
     data = tmp_path / "data"
     data.mkdir()
     good = json.dumps(CHAT, ensure_ascii=False).encode()
@@ -72,7 +59,7 @@ def test_broken_files_are_set_apart_and_the_rest_is_kept(tmp_path: Path, monkeyp
     (data / "binary.json").write_bytes(b"\x00\xff" * 50)
     (data / "pointer.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(good * 100)[:60])
-    code, out, _ = run(monkeypatch, capsys, "ingest", str(data), "--out", str(tmp_path / "out"))
+    code, out, _ = cli("ingest", str(data), "--out", str(tmp_path / "out"))
     assert code == 0
     assert "openai_chat" in out
     audit = json.loads((tmp_path / "out" / "audit.json").read_text())
@@ -83,8 +70,8 @@ def test_broken_files_are_set_apart_and_the_rest_is_kept(tmp_path: Path, monkeyp
     assert (tmp_path / "out" / "_SUCCESS").exists()
 
 
-def test_config_prints_every_value_with_its_origin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(monkeypatch, capsys, "config", QUICKSTART, "train.group_size=5")
+def test_config_prints_every_value_with_its_origin(cli: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = cli("config", QUICKSTART, "train.group_size=5")
     line = next(line for line in out.splitlines() if "train.group_size" in line)
     assert code == 0
     assert line.split() == ["train.group_size", "5", "command", "line"]

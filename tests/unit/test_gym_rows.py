@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fakes.runs import trajectory, write_ingest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pivotrl.cli import main
 from pivotrl.gym.build_row import build_row
 from pivotrl.gym.contract import problem_of
 from pivotrl.gym.rows import GymRow, trajectory_of
@@ -66,20 +64,6 @@ TERMINAL: dict[str, Any] = {
     "uuid": "0-1",
     "agent_ref": {"type": "responses_api_agents", "name": "terminus_judge_simple_agent"},
 }
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pivotrl", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def changed(row: dict[str, Any], place: str, value: Any) -> dict[str, Any]:

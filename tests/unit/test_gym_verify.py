@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,10 @@ import pytest
 from fakes.profile_run import run_stage, sometimes_right
 from fakes.runs import trajectory, write_ingest
 
-from pivotrl.cli import main
 from pivotrl.rollouts.scripted import ScriptedEngine
 
 GRADED = Path(__file__).resolve().parents[1] / "gym_cases" / "graded.jsonl"
 SINGLE = ["--verifier", "gym_single_step", "word_count_similarity_threshold=0.1"]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pivotrl", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def rollouts(grader: str, **knobs: Any) -> list[dict[str, Any]]:
