@@ -155,16 +155,4 @@ class ComposeVerifierConfig(Section):
     """An action on which no stage decides: reward 0, or an infra verdict, which leaves every statistic."""
 
 
-type VerifierConfig = Annotated[
-    ExactVerifierConfig
-    | ToolCallVerifierConfig
-    | SweVerifierConfig
-    | TerminalVerifierConfig
-    | MessageVerifierConfig
-    | SearchVerifierConfig
-    | JudgeVerifierConfig
-    | GymVerifierConfig
-    | ShellEffectVerifierConfig
-    | ComposeVerifierConfig,
-    Field(discriminator="type"),
-]
+type VerifierConfig = Annotated[MemberVerifierConfig | ComposeVerifierConfig, Field(discriminator="type")]

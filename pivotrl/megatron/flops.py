@@ -61,6 +61,15 @@ class ForwardCost:
         return _TRAINING_PASSES * self.forward_flops(work)
 
 
+def causal_pairs(num_tokens: int) -> int:
+    """(query, key) pairs of one sequence in causal attention.
+
+    >>> causal_pairs(3)
+    6
+    """
+    return num_tokens * (num_tokens + 1) // 2
+
+
 def forward_cost(config: Any) -> ForwardCost:
     """Cost of a model.
 

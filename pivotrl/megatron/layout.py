@@ -13,6 +13,7 @@ from typing import Any
 
 from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.errors import UserError
+from pivotrl.megatron.architecture import LayerKind, layers, num_experts
 
 _TP, _PP, _VPP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
 _CP, _EP, _ETP = "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"
@@ -41,23 +42,18 @@ class ModelShape:
     @staticmethod
     def of(hf: Any) -> ModelShape:
         """The shape of a transformers configuration object of a supported family."""
-        kinds: list[str] = getattr(hf, "layers_block_type", ["full_attention", "mlp"])
-        num_experts = getattr(hf, "num_experts", 0)
-        has_mlp = not num_experts
-        if hf.model_type == "nemotron_h":
-            num_experts, has_mlp = hf.n_routed_experts if "moe" in kinds else 0, "mlp" in kinds
-        widths = {"vocab_size": hf.vocab_size} | ({"intermediate_size": hf.intermediate_size} if has_mlp else {})
-        if num_experts and hasattr(hf, "moe_shared_expert_intermediate_size"):
+        kinds, experts = {kind for layer in layers(hf) for kind in layer}, num_experts(hf)
+        widths = {"vocab_size": hf.vocab_size} | ({"intermediate_size": hf.intermediate_size} if LayerKind.MLP in kinds else {})
+        if experts and hasattr(hf, "moe_shared_expert_intermediate_size"):
             widths["moe_shared_expert_intermediate_size"] = hf.moe_shared_expert_intermediate_size
-        has_mamba = hf.model_type == "nemotron_h" and bool({"mamba", "linear_attention"} & set(kinds))
         return ModelShape(
             num_layers=hf.num_hidden_layers,
             num_attention_heads=hf.num_attention_heads,
             num_key_value_heads=hf.num_key_value_heads,
             widths=widths,
-            num_experts=num_experts,
-            expert_widths={"moe_intermediate_size": hf.moe_intermediate_size} if num_experts else {},
-            mamba_heads=(hf.mamba_num_heads, hf.n_groups) if has_mamba else None,
+            num_experts=experts,
+            expert_widths={"moe_intermediate_size": hf.moe_intermediate_size} if experts else {},
+            mamba_heads=(hf.mamba_num_heads, hf.n_groups) if LayerKind.MAMBA in kinds else None,
         )
 
 

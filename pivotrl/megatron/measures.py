@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from pivotrl.megatron.architecture import num_experts
-from pivotrl.megatron.flops import Work, forward_cost
+from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.hf_checkpoint import weight_files
 from pivotrl.megatron.upstream import PLATFORM, TopKRouter
 from pivotrl.objective.microbatch import MicroBatch
@@ -69,12 +69,12 @@ def work_of(batch: MicroBatch) -> Work:
     lengths = batch.lengths_B.tolist()
     num_scored = int((batch.action_mask_B_T != 0).sum())
     if batch.batching != "shared_prefix" or batch.prefix_lengths_B is None or batch.group_ids_B is None:
-        return Work(sum(lengths), sum(map(_causal, lengths)), num_scored)
+        return Work(sum(lengths), sum(map(causal_pairs, lengths)), num_scored)
     prefixes = dict(zip(batch.group_ids_B.tolist(), batch.prefix_lengths_B.tolist(), strict=True))
     own = [(length, prefixes[group]) for length, group in zip(lengths, batch.group_ids_B.tolist(), strict=True)]
     return Work(
         num_tokens=sum(prefixes.values()) + sum(length - prefix for length, prefix in own),
-        num_pairs=sum(map(_causal, prefixes.values())) + sum(_causal(length) - _causal(prefix) for length, prefix in own),
+        num_pairs=sum(map(causal_pairs, prefixes.values())) + sum(causal_pairs(length) - causal_pairs(prefix) for length, prefix in own),
         num_scored=num_scored,
     )
 
@@ -90,7 +90,3 @@ def parameter_drift(named_tensors: Iterable[tuple[str, torch.Tensor]], checkpoin
             moved += (tensor.detach().cpu().double() - initial).square().sum().item()
             norm += initial.square().sum().item()
     return math.sqrt(moved / norm)
-
-
-def _causal(tokens: int) -> int:
-    return tokens * (tokens + 1) // 2

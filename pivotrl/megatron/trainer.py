@@ -103,7 +103,8 @@ class Trainer:
             UserError: for an unsupported architecture, a layout it cannot have, or tensors that do not fit it.
         """
         hf_config = read_config(checkpoint_dir)
-        check_model(parallel, moe, ModelShape.of(read_family(hf_config)))
+        family = read_family(hf_config)
+        check_model(parallel, moe, ModelShape.of(family))
         initialize_parallel(parallel, seed)
         policy = build_model(hf_config, parallel, moe=moe)
         hf_weights.load_hf(policy, checkpoint_dir)
@@ -113,7 +114,7 @@ class Trainer:
             hf_weights.load_hf(reference, checkpoint_dir)
         update = None if optimizer is None else PolicyUpdate(policy, optimizer, parallel, num_steps=num_steps)
         memory = RouterMemory(policy) if moe.router_replay else None
-        measures = StepMeasures(policy, read_family(hf_config), peak_tflops=parallel.peak_tflops)
+        measures = StepMeasures(policy, family, peak_tflops=parallel.peak_tflops)
         return cls(checkpoint_dir, policy=policy, reference=reference, update=update, memory=memory, measures=measures)
 
     @property

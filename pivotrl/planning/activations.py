@@ -13,9 +13,8 @@ from typing import Any
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, is_gated, layers, mamba_channels, mamba_inner, num_experts
 from pivotrl.megatron.layout import expert_tensor_size
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES
 
-_FLOAT32_BYTES = 4
-_BFLOAT16_BYTES = 2
 # Mamba keeps one state per chunk of this many tokens, in float32.
 _STATE_CHUNK_TOKENS = 128
 
@@ -51,13 +50,13 @@ def activation_bytes(config: Any, parallel: ParallelConfig, *, expert_imbalance:
     by_stage = [per_layer[stage * size : (stage + 1) * size] for stage in range(stages)]
     if parallel.recompute == "none":
         return ActivationBytes(kept=max(map(sum, by_stage)), working=0.0)
-    layer_input = config.hidden_size * _sequence_share(parallel) * (_BFLOAT16_BYTES if is_bf16 else _FLOAT32_BYTES)
+    layer_input = config.hidden_size * _sequence_share(parallel) * (BFLOAT16_BYTES if is_bf16 else FLOAT32_BYTES)
     return ActivationBytes(kept=size * layer_input, working=max(per_layer))
 
 
 def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, expert_imbalance: float, is_bf16: bool) -> float:
     """Bytes one block keeps per token without recomputation."""
-    width = _BFLOAT16_BYTES if is_bf16 else _FLOAT32_BYTES
+    width = BFLOAT16_BYTES if is_bf16 else FLOAT32_BYTES
     tensor = parallel.tensor_model_parallel_size
     # Input of the norm, output of the norm.
     stream = 2 * config.hidden_size * _sequence_share(parallel) * width
@@ -66,7 +65,7 @@ def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, exper
             channels = head_dim(config)
             queries, keys = config.num_attention_heads * channels, config.num_key_value_heads * channels
             # Queries and keys before and after rotation, values, output; the log-sum-exp per head in float32.
-            inner = (3 * queries + 3 * keys) * width + _FLOAT32_BYTES * config.num_attention_heads
+            inner = (3 * queries + 3 * keys) * width + FLOAT32_BYTES * config.num_attention_heads
             return stream + inner / tensor
         case LayerKind.MLP:
             return stream + _feed_forward(config.intermediate_size, width, is_gated=is_gated(config)) / tensor
@@ -74,7 +73,7 @@ def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, exper
             return stream + _moe(config, parallel, width, expert_imbalance)
         case LayerKind.MAMBA:
             inner, channels = mamba_inner(config), mamba_channels(config)
-            states = inner * config.ssm_state_size / _STATE_CHUNK_TOKENS * _FLOAT32_BYTES
+            states = inner * config.ssm_state_size / _STATE_CHUNK_TOKENS * FLOAT32_BYTES
             # Projection (gate, convolution's input, step sizes), convolution's output, scan's output, gated norm's output.
             return stream + ((inner + 2 * channels + config.mamba_num_heads + 2 * inner) * width + states) / tensor
 
@@ -87,7 +86,7 @@ def _moe(config: Any, parallel: ParallelConfig, width: int, expert_imbalance: fl
     inner = _feed_forward(config.moe_intermediate_size, width, is_gated=is_gated(config)) / expert_tensor_size(parallel)
     routed = copies * (2 * tokens * width + inner) * share
     latent = 2 * tokens * width * share if tokens != config.hidden_size else 0.0
-    router = 2 * _FLOAT32_BYTES * num_experts(config) * share
+    router = 2 * FLOAT32_BYTES * num_experts(config) * share
     shared = 0.0
     if config.model_type == "nemotron_h" and config.n_shared_experts:
         inner_shared = config.n_shared_experts * config.moe_shared_expert_intermediate_size

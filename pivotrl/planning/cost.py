@@ -13,13 +13,11 @@ from typing import Any
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig, WorkloadConfig
 from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, layers, num_experts
-from pivotrl.megatron.flops import Work, forward_cost
+from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.layout import expert_tensor_size
 from pivotrl.planning.memory import key_value_bytes, ssm_bytes
-from pivotrl.planning.weights import buffers, count_parameters, stage_tensors
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, buffers, count_parameters, stage_tensors
 
-_BFLOAT16_BYTES = 2
-_FLOAT32_BYTES = 4
 _GIGA, _TERA = 1e9, 1e12
 _SECONDS_PER_HOUR = 3600
 # Forward, backward's two products; a recomputed or a reference forward is one more.
@@ -76,7 +74,7 @@ def step_cost(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: 
     network = cluster.network_gb_per_s * _GIGA * efficiency.network
     train_s = (compute_s + _exchange_s(traffic, parallel, plan, cluster)) * (1 + bubble) + traffic.data / network
     rollout_s = _rollout_s(config, plan, cluster)
-    sync_s = count_parameters(config).total * _BFLOAT16_BYTES / (network * cluster.gpus_per_node)
+    sync_s = count_parameters(config).total * BFLOAT16_BYTES / (network * cluster.gpus_per_node)
     step_s = sync_s + (max(train_s, rollout_s) if plan.generation_nodes else train_s + rollout_s)
     hours = step_s * plan.workload.num_steps * plan.num_nodes * cluster.gpus_per_node / _SECONDS_PER_HOUR
     return Cost(flops, traffic, num_micro_batches, rollout_s, train_s, sync_s, step_s, flops / (peak * train_s), hours)
@@ -88,21 +86,17 @@ def step_work(workload: WorkloadConfig) -> Work:
     prompts = groups if workload.is_prefix_shared else groups * size
     return Work(
         num_tokens=prompts * prompt + groups * size * action,
-        num_pairs=prompts * _causal(prompt) + groups * size * (action * prompt + _causal(action)),
+        num_pairs=prompts * causal_pairs(prompt) + groups * size * (action * prompt + causal_pairs(action)),
         num_scored=groups * size * action,
     )
-
-
-def _causal(tokens: int) -> int:
-    return tokens * (tokens + 1) // 2
 
 
 def _traffic(config: Any, parallel: ParallelConfig, plan: PlanConfig, work: Work, num_gpus: int) -> Traffic:
     stages = range(parallel.pipeline_model_parallel_size)
     held = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=num_gpus, is_bf16=True) for stage in stages]
-    gradient_bytes = _FLOAT32_BYTES if plan.gradient_dtype == "float32" else _BFLOAT16_BYTES
+    gradient_bytes = FLOAT32_BYTES if plan.gradient_dtype == "float32" else BFLOAT16_BYTES
     data = max(
-        sum(part.num_elements * (gradient_bytes + _BFLOAT16_BYTES) * (part.num_sharers - 1) // part.num_sharers for part in parts) for parts in held
+        sum(part.num_elements * (gradient_bytes + BFLOAT16_BYTES) * (part.num_sharers - 1) // part.num_sharers for part in parts) for parts in held
     )
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     # Tokens that pass through one process: its data parallel share, and of that its part of each sequence.
@@ -111,13 +105,13 @@ def _traffic(config: Any, parallel: ParallelConfig, plan: PlanConfig, work: Work
     per_stage = 1 / parallel.pipeline_model_parallel_size
     tensor, context, experts = parallel.tensor_model_parallel_size, parallel.context_parallel_size, parallel.expert_model_parallel_size
     # Per block two exchanges of the residual stream forward (gather, scatter) and two backward.
-    stream = 4 * config.hidden_size * _BFLOAT16_BYTES * (tensor - 1) / tensor * len(kinds)
+    stream = 4 * config.hidden_size * BFLOAT16_BYTES * (tensor - 1) / tensor * len(kinds)
     # Keys and values of the other processes, gathered forward, again backward, and their gradients scattered.
-    keys = 2 * config.num_key_value_heads * head_dim(config) * _BFLOAT16_BYTES / tensor
+    keys = 2 * config.num_key_value_heads * head_dim(config) * BFLOAT16_BYTES / tensor
     ring = 3 * keys * (context - 1) * kinds.count(LayerKind.ATTENTION)
     exchange = 0.0
     if num_experts(config):
-        copies = config.num_experts_per_tok * expert_width(config) * _BFLOAT16_BYTES
+        copies = config.num_experts_per_tok * expert_width(config) * BFLOAT16_BYTES
         share = 1 / tensor if parallel.sequence_parallel else 1.0
         exchange = 4 * copies * share * (experts - 1) / experts * kinds.count(LayerKind.MOE)
     return Traffic(data, *(round(volume * tokens * per_stage) for volume in (stream, ring, exchange)))
@@ -140,7 +134,7 @@ def _rollout_s(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> float:
     workload, efficiency, ranks = plan.workload, plan.efficiency, plan.generation_tensor_parallel_size
     num_gpus = (plan.generation_nodes or plan.num_nodes) * cluster.gpus_per_node
     replicas = max(num_gpus // ranks, 1)
-    prompts = Work(workload.pivots_per_step * workload.prompt_tokens, workload.pivots_per_step * _causal(workload.prompt_tokens), num_scored=0)
+    prompts = Work(workload.pivots_per_step * workload.prompt_tokens, workload.pivots_per_step * causal_pairs(workload.prompt_tokens), num_scored=0)
     prefill_s = forward_cost(config).forward_flops(prompts) / (num_gpus * cluster.peak_tflops * _TERA * efficiency.prefill_mfu)
     sequences = math.ceil(workload.pivots_per_step * workload.group_size / replicas)
     together = min(sequences, plan.max_num_seqs)
@@ -155,4 +149,4 @@ def touched_weight_bytes(config: Any, num_sequences: int) -> int:
     counts = count_parameters(config)
     rest = counts.total - counts.embedding - counts.routed
     share = 1 - (1 - config.num_experts_per_tok / num_experts(config)) ** num_sequences if counts.routed else 0.0
-    return round((rest + share * counts.routed) * _BFLOAT16_BYTES)
+    return round((rest + share * counts.routed) * BFLOAT16_BYTES)

@@ -14,14 +14,12 @@ from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.architecture import LayerKind, head_dim, layers, mamba_channels, mamba_inner
 from pivotrl.planning.activations import activation_bytes
-from pivotrl.planning.weights import Buffer, buffers, count_parameters, stage_tensors
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, Buffer, buffers, count_parameters, stage_tensors
 
 GIB = 2**30
-_FLOAT32_BYTES = 4
-_BFLOAT16_BYTES = 2
 # megatron/logprobs.py projects this many logits at a time; a chunk exists in the model's format, in float32 and as its gradient.
 _LOGIT_CHUNK_VALUES = 2**26
-_LOGIT_COPIES_BYTES = _BFLOAT16_BYTES + 2 * _FLOAT32_BYTES
+_LOGIT_COPIES_BYTES = BFLOAT16_BYTES + 2 * FLOAT32_BYTES
 # Weights travel to the engine one tensor at a time; the largest fused tensor is gathered whole, and the engine receives it once more.
 _STAGING_COPIES = 2
 # A float32 state of the generation's Mamba layers, and its convolution window in the model's format.
@@ -65,7 +63,7 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
     held = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
     busiest = max(held, key=lambda parts: sum(part.num_padded for part in parts))
     weights = sum(part.num_elements * _weight_bytes(part) for part in busiest)
-    gradient_bytes = _FLOAT32_BYTES if plan.gradient_dtype == "float32" else _BFLOAT16_BYTES
+    gradient_bytes = FLOAT32_BYTES if plan.gradient_dtype == "float32" else BFLOAT16_BYTES
     on_host = plan.optimizer_offload_frac
     optimizer = optimizer_bytes(busiest, plan)
     num_tokens = math.ceil(max(plan.workload.micro_batch_tokens, plan.workload.max_sequence_tokens) / parallel.context_parallel_size)
@@ -73,11 +71,11 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
     in_flight = parallel.pipeline_model_parallel_size
     terms = [
         Term("weights", weights, "bfloat16, Mamba's decays in float32"),
-        Term("gradients", sum(part.num_padded * (_FLOAT32_BYTES if part.is_fp32 else gradient_bytes) for part in busiest), plan.gradient_dtype),
+        Term("gradients", sum(part.num_padded * (FLOAT32_BYTES if part.is_fp32 else gradient_bytes) for part in busiest), plan.gradient_dtype),
         Term("optimizer", round(optimizer * (1 - on_host)), f"main weights float32, moments {plan.moment_dtype}, {on_host:.0%} on the host"),
         Term("activations", kept.of(num_tokens=num_tokens, num_in_flight=in_flight), f"{num_tokens:,} tokens, recompute {parallel.recompute}"),
         Term("logits", _LOGIT_CHUNK_VALUES * _LOGIT_COPIES_BYTES, "one chunk"),
-        Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * _BFLOAT16_BYTES, "largest tensor, gathered and received"),
+        Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * BFLOAT16_BYTES, "largest tensor, gathered and received"),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
     ]
     if plan.has_reference:
@@ -90,7 +88,7 @@ def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memo
     ranks = plan.generation_tensor_parallel_size
     tokens = plan.max_num_seqs * plan.workload.max_sequence_tokens
     terms = (
-        Term("weights", count_parameters(config).total * _BFLOAT16_BYTES // ranks, "bfloat16"),
+        Term("weights", count_parameters(config).total * BFLOAT16_BYTES // ranks, "bfloat16"),
         Term("key/value cache", tokens * key_value_bytes(config, ranks), f"{plan.max_num_seqs} sequences at full length"),
         Term("SSM cache", plan.max_num_seqs * ssm_bytes(config, ranks), f"{plan.max_num_seqs} sequences"),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, graphs, workspaces"),
@@ -101,13 +99,13 @@ def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memo
 
 def optimizer_bytes(parts: list[Buffer], plan: PlanConfig) -> int:
     """Bytes of one process's share: float32 main weights (where the weights are bfloat16) and two moments."""
-    moments = 2 * (_FLOAT32_BYTES if plan.moment_dtype == "float32" else _BFLOAT16_BYTES)
-    return sum(math.ceil(part.num_elements / part.num_sharers) * (moments + (0 if part.is_fp32 else _FLOAT32_BYTES)) for part in parts)
+    moments = 2 * (FLOAT32_BYTES if plan.moment_dtype == "float32" else BFLOAT16_BYTES)
+    return sum(math.ceil(part.num_elements / part.num_sharers) * (moments + (0 if part.is_fp32 else FLOAT32_BYTES)) for part in parts)
 
 
 def checkpoint_bytes(config: Any) -> int:
     """Size on disk of one resumable checkpoint: bfloat16 weights, float32 main weights and moments."""
-    return count_parameters(config).total * (_BFLOAT16_BYTES + 3 * _FLOAT32_BYTES)
+    return count_parameters(config).total * (BFLOAT16_BYTES + 3 * FLOAT32_BYTES)
 
 
 def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> int:
@@ -121,7 +119,7 @@ def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster:
 def key_value_bytes(config: Any, ranks: int) -> int:
     """Bytes of cache per token on one GPU; fewer heads than GPUs are kept more than once."""
     num_layers = _count(config, LayerKind.ATTENTION)
-    return 2 * num_layers * max(config.num_key_value_heads // ranks, 1) * head_dim(config) * _BFLOAT16_BYTES
+    return 2 * num_layers * max(config.num_key_value_heads // ranks, 1) * head_dim(config) * BFLOAT16_BYTES
 
 
 def ssm_bytes(config: Any, ranks: int) -> int:
@@ -130,7 +128,7 @@ def ssm_bytes(config: Any, ranks: int) -> int:
     if not num_layers:
         return 0
     state = mamba_inner(config) * config.ssm_state_size * _SSM_STATE_BYTES
-    window = (config.conv_kernel - 1) * mamba_channels(config) * _BFLOAT16_BYTES
+    window = (config.conv_kernel - 1) * mamba_channels(config) * BFLOAT16_BYTES
     return num_layers * (state + window) // ranks
 
 
@@ -140,7 +138,7 @@ def _memory(terms: list[Term], plan: PlanConfig, cluster: ClusterConfig) -> Memo
 
 
 def _weight_bytes(part: Buffer) -> int:
-    return _FLOAT32_BYTES if part.is_fp32 else _BFLOAT16_BYTES
+    return FLOAT32_BYTES if part.is_fp32 else BFLOAT16_BYTES
 
 
 def _largest_tensor(config: Any) -> int:

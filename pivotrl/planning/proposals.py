@@ -83,19 +83,19 @@ def assess(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: Clu
 def propose(config: Any, plan: PlanConfig, cluster: ClusterConfig, *, num_shown: int) -> list[Proposal]:
     """The fastest layouts whose memory fits, the simplest first of those that are about as fast; where none fits, those that need least."""
     world_size = trainer_processes(plan, cluster)
-    can_generate = engine_memory(config, plan, cluster).fits
+    shape, engine = ModelShape.of(config), engine_memory(config, plan, cluster)
     needed: list[tuple[int, ParallelConfig]] = []
     fitting: list[Proposal] = []
     for parallel in _candidates(config, cluster):
         try:
             check_world(parallel, world_size)
-            check_model(parallel, MoeConfig(), ModelShape.of(config))
+            check_model(parallel, MoeConfig(), shape)
         except UserError:
             continue
         memory = trainer_memory(config, parallel, plan, cluster, world_size=world_size)
         needed.append((memory.total, parallel))
-        if memory.fits and can_generate:
-            fitting.append(assess(config, parallel, plan, cluster))
+        if memory.fits and engine.fits:
+            fitting.append(Proposal(parallel, memory, engine, step_cost(config, parallel, plan, cluster)))
     if fitting:
         close_s = _CLOSE * min(proposal.cost.step_s for proposal in fitting)
         return sorted(fitting, key=lambda one: (max(one.cost.step_s, close_s), _complexity(one.parallel), one.cost.train_s))[:num_shown]

@@ -17,6 +17,8 @@ from pivotrl.config.parallel import ParallelConfig
 from pivotrl.megatron.architecture import Split, Tensor, block_tensors, first_tensors, last_tensors, layers
 from pivotrl.megatron.layout import expert_tensor_size
 
+FLOAT32_BYTES = 4
+BFLOAT16_BYTES = 2
 _ALIGNED_ELEMENTS = 64
 _BUFFER_DIVISOR = 128
 
