@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pivotrl.build_verifiers import build_verifier
@@ -18,6 +17,7 @@ from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.load import load_verifier
 from pivotrl.config.schema import IngestConfig
 from pivotrl.config.verifiers import CascadeStage, ComposeVerifierConfig, VerifierConfig
+from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.gym.agreement import Agreement, compare, recorded_responses, recorded_rollouts
 from pivotrl.gym.export import ExportRow, ingested_rows, selected_rows, write_export
@@ -30,7 +30,6 @@ from pivotrl.rundir import SUCCESS, Stage, output_hash, package_versions, read_j
 from pivotrl.trajectories.store import CANDIDATES
 from pivotrl.verifiers.protocol import Verifier
 
-_FILE_WIDTH = 160
 _SHOWN_KINDS = 10
 
 
@@ -91,7 +90,7 @@ def _build(config: VerifierConfig) -> Verifier:
 
 
 def _print_tables(agreement: Agreement) -> None:
-    console = _console()
+    console = results_console()
     if agreement.kinds:
         table = Table("recorded", "given", "reason", "actions", "first", title="disagreements", title_justify="left", box=None)
         for kind, count in agreement.kinds.most_common(_SHOWN_KINDS):
@@ -128,7 +127,7 @@ def run_import(paths: Sequence[Path], out: Path, *, tools: Path | None, held_out
     inputs = ingest_inputs(config, paths)
     stage = Stage.open(out, "ingest", config=config.model_dump(mode="json"), inputs=inputs, seed=0)
     if not Stage.is_done(out, "ingest"):
-        _console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=0)))
+        results_console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=0)))
     rows = Stage.open(out, STAGE, config={}, inputs={**inputs, "ingest": output_hash(stage.path)}, seed=0)
     if Stage.is_done(out, STAGE):
         sys.stderr.write(f"import-gym: finished before, kept ({out})\n")
@@ -167,7 +166,7 @@ def run_export(source: Path, out: Path, *, agent: str | None) -> None:
         table = Table("what", "rows", "first", title="left out", title_justify="left", box=None)
         for what, count in counts.left_out.most_common(_SHOWN_KINDS):
             table.add_row(what, f"{count:,}", next((row["place"] for row in counts.rows if row["what"] == what), ""))
-        _console().print(table)
+        results_console().print(table)
     sys.stdout.write(f"exported {counts.written:,} rows, {counts.left_out.total():,} left out; {out}\n")
 
 
@@ -184,8 +183,3 @@ def _export_source(source: Path, agent: str | None) -> tuple[Iterator[ExportRow]
             fix="correct the path, or run `pivotrl select` first",
         )
     return ingested_rows(ingest_dir, source, agent), {"ingest": output_hash(ingest_dir)}, {}
-
-
-def _console() -> Console:
-    """A terminal's own width; where the output goes to a file, wide enough that no table is cut."""
-    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)

@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from pivotrl import build
 from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
 from pivotrl.config.schema import GgufModel, IngestConfig, ScratchModel
+from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.rundir import STAGES, Stage, output_hash
 
-_FILE_WIDTH = 160
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".jinja")
 
 
@@ -55,7 +53,7 @@ def run_all(loaded: LoadedRecipe, run: Path) -> None:
         run_stage(name, loaded, run)
     from pivotrl.evaluation.summary import final_table
 
-    _console().print(final_table(run))
+    results_console().print(final_table(run))
 
 
 def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
@@ -167,7 +165,7 @@ def _run_ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], seed:
     from pivotrl.trajectories.audit import audit_table
     from pivotrl.trajectories.ingest import run_ingest
 
-    _console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
+    results_console().print(audit_table(run_ingest(stage, config, paths=paths, run_seed=seed)))
 
 
 def _sft(loaded: LoadedRecipe, run: Path) -> None:
@@ -349,7 +347,7 @@ def plan(model: Path, cluster: Path, plan_file: Path | None, overrides: Sequence
     name, shape = load_model(model)
     layout = options.parallel
     found = propose(shape, options, machine, num_shown=num_shown) if layout is None else [assess(shape, layout, options, machine)]
-    print_plan(_console(), name, shape, options, machine, found, is_asked=layout is not None)
+    print_plan(results_console(), name, shape, options, machine, found, is_asked=layout is not None)
     return bool(found) and found[0].fits
 
 
@@ -364,12 +362,7 @@ def print_config(loaded: LoadedRecipe) -> None:
         for part in key.split("."):
             value = value[part]
         table.add_row(key, str(value), origin)
-    _console().print(table)
-
-
-def _console() -> Console:
-    """A terminal's own width; where the output goes to a file, wide enough that no table is cut."""
-    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    results_console().print(table)
 
 
 def _files_below(stage_dir: Path, name: str) -> list[str]:

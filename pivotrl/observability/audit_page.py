@@ -5,15 +5,14 @@ Same rules as the report: one self-contained page without script or network, all
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.console import Console
 from rich.table import Table
 
+from pivotrl.console import results_console
 from pivotrl.rundir import atomic_write
 
 PAGE = "index.html"
@@ -46,7 +45,7 @@ def write_page(out: Path, result: Mapping[str, Any]) -> Path:
 
 def print_audit(result: Mapping[str, Any]) -> None:
     """The audit as tables on stdout; the last line states the expert's acceptance."""
-    console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    console = results_console(file_width=_FILE_WIDTH)
     console.print(_mutation_table("Equivalents: to be accepted", _of(result, "equivalent")))
     console.print(_mutation_table("Corruptions: to be rejected", _of(result, "corruption")))
     if result["labelled"] is not None:
