@@ -127,9 +127,9 @@ def plan(
     top: Annotated[int, typer.Option(metavar="N", help="Layouts shown where none is given.")] = 8,
 ) -> None:
     """Memory, time and cost of a model on a cluster: of one layout, or of the best ones."""
-    from pivotrl import pipeline
+    from pivotrl.verbs.plan import run_plan
 
-    if not pipeline.plan(model, cluster, plan_file, overrides or [], num_shown=top):
+    if not run_plan(model, cluster, plan_file, overrides or [], num_shown=top):
         sys.exit(EXIT_UNFIT)
 
 
@@ -153,7 +153,7 @@ def audit(
     domain: Annotated[str | None, typer.Option(metavar="D", help="Audit turns and pairs of one domain alone.")] = None,
 ) -> None:
     """What a verifier accepts: the expert, rewritings that mean the same, corruptions. Exits 1 where it rejects an expert."""
-    from pivotrl.verifier_audit import AuditRequest, run_audit
+    from pivotrl.verbs.audit import AuditRequest, run_audit
 
     request = AuditRequest(data, verifier, overrides or [], against, labelled, limit, domain)
     if run_audit(request, out or Path("runs") / f"audit-{verifier}"):
@@ -169,7 +169,7 @@ def verify(
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result to this file as well.")] = None,
 ) -> None:
     """Judge recorded actions again: agreement with their rewards. Exits 1 where a gym_* verifier differs from its grader."""
-    from pivotrl.gym_verbs import run_verify
+    from pivotrl.verbs.gym import run_verify
 
     if not run_verify(rows, verifier, overrides or [], expected=expected, out=out):
         sys.exit(EXIT_DISAGREES)
@@ -183,7 +183,7 @@ def import_gym(
     held_out: Annotated[float, typer.Option("--held-out", metavar="FRAC", min=0, max=1, help="Share of tasks kept for validation.")] = 0.0,
 ) -> None:
     """NeMo-Gym pivot rows into DIR/ingest, every field kept in DIR/gym for export-gym."""
-    from pivotrl.gym_verbs import run_import
+    from pivotrl.verbs.gym import run_import
 
     run_import(files, out, tools=tools, held_out_frac=held_out)
 
@@ -195,7 +195,7 @@ def export_gym(
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Name for agent_ref; the row's or the domain's where not given.")] = None,
 ) -> None:
     """Selected pivots, or all imported rows, as NeMo-Gym rows that keep the published contract."""
-    from pivotrl.gym_verbs import run_export
+    from pivotrl.verbs.gym import run_export
 
     run_export(source, out, agent=agent)
 

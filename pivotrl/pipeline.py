@@ -331,26 +331,6 @@ def report(run_or_recipe: Path, run: Path | None) -> None:
     sys.stderr.write(f"report: {page}\n")
 
 
-def plan(model: Path, cluster: Path, plan_file: Path | None, overrides: Sequence[str], *, num_shown: int) -> bool:
-    """Prints what a layout takes, or the best layouts; returns whether one fits.
-
-    Raises:
-        UserError: for a model, cluster, option or layout that cannot be, before anything is computed.
-    """
-    from pivotrl.config.load import load_section
-    from pivotrl.config.planning import ClusterConfig, PlanConfig
-    from pivotrl.planning.inputs import load_model
-    from pivotrl.planning.page import print_plan
-    from pivotrl.planning.proposals import assess, propose
-
-    options, machine = load_section(PlanConfig, file=plan_file, overrides=overrides), load_section(ClusterConfig, file=cluster)
-    name, shape = load_model(model)
-    layout = options.parallel
-    found = propose(shape, options, machine, num_shown=num_shown) if layout is None else [assess(shape, layout, options, machine)]
-    print_plan(results_console(), name, shape, options, machine, found, is_asked=layout is not None)
-    return bool(found) and found[0].fits
-
-
 def print_config(loaded: LoadedRecipe) -> None:
     """One line per value: key, value, where it came from."""
     from rich.table import Table

@@ -8,11 +8,12 @@ read back equal; and no call takes longer than `MAX_SECONDS` of processor time. 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fakes.processor_time import processor_seconds
 
 from pivotrl.actions.protocol import InexpressibleAction, same_action
 from pivotrl.actions.registry import ACTION_FORMAT_NAMES, action_format
@@ -163,9 +164,7 @@ def _judged(verifier: Verifier, state: State, expert: Action, action: Action) ->
 
 
 def _timed[T](what: str, run: Callable[[], T]) -> T:
-    started_s = time.thread_time()
-    result = run()
-    elapsed_s = time.thread_time() - started_s
+    elapsed_s, result = processor_seconds(run)
     if elapsed_s > MAX_SECONDS:
         raise Finding(f"{what} took {elapsed_s:.1f} s")
     return result

@@ -209,10 +209,10 @@ def test_a_profile_s_quarantine_explains_a_rejected_expert(
     rows: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     """The expert's message is rejected by a verifier that only knows calls: exit 1, unless the profile quarantined that turn."""
-    from pivotrl import verifier_audit
+    from pivotrl.verbs import audit
 
     only_calls = Judge(lambda expert, action: Verdict.ok(float(bool(action.tool_calls)), "call"))
-    monkeypatch.setattr(verifier_audit, "build_verifier", lambda config, expand: only_calls)
+    monkeypatch.setattr(audit, "build_verifier", lambda config, expand: only_calls)
     assert cli("ingest", "rows.jsonl", "--out", "run/ingest")[0] == 0
     code, out, _ = cli("audit", "run", "--verifier", "exact")
     assert code == 1

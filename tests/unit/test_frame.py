@@ -21,7 +21,7 @@ TIERS = (
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability", "planning", "gym"},
     {"build", "build_verifiers"},
-    {"pipeline", "verifier_audit", "gym_verbs"},
+    {"pipeline", "verbs"},
     {"cli", "__main__"},
 )
 TORCH_FREE = ("cli", "config", "types", "metrics", "rundir", "identity", "trajectories", "actions", "verifiers", "pivots")

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from pivotrl import pipeline
 from pivotrl.config.load import load_section
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig, WorkloadConfig
@@ -24,6 +23,7 @@ from pivotrl.planning.inputs import load_model
 from pivotrl.planning.memory import GIB, engine_memory, key_value_bytes, optimizer_bytes, ssm_bytes, trainer_memory
 from pivotrl.planning.proposals import assess, propose, remedies
 from pivotrl.planning.weights import Buffer, buffers, count_parameters, local_part, stage_tensors
+from pivotrl.verbs.plan import run_plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODELS = sorted((CONFIGS / "models").glob("*.yaml"))
@@ -225,9 +225,9 @@ def test_the_page_lists_every_option() -> None:
 def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     machine, model = CONFIGS / "clusters" / "h100_80gb.yaml", CONFIGS / "models" / "qwen3_8b.yaml"
     words = ["num_nodes=1", "parallel.tensor_model_parallel_size=8", "parallel.sequence_parallel=true"]
-    assert pipeline.plan(model, machine, None, words, num_shown=1)
+    assert run_plan(model, machine, None, words, num_shown=1)
     assert "8.19 billion parameters" in capsys.readouterr().out
-    assert not pipeline.plan(model, machine, None, ["num_nodes=1", "parallel.pipeline_model_parallel_size=1"], num_shown=1)
+    assert not run_plan(model, machine, None, ["num_nodes=1", "parallel.pipeline_model_parallel_size=1"], num_shown=1)
     assert "does not fit; it would with" in capsys.readouterr().out
     with pytest.raises(UserError, match="generation_nodes is 2"):
-        pipeline.plan(model, machine, None, ["num_nodes=2", "generation_nodes=2"], num_shown=1)
+        run_plan(model, machine, None, ["num_nodes=2", "generation_nodes=2"], num_shown=1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
+from fakes.processor_time import processor_seconds
 
 from pivotrl.config.schema import ToolCallVerifierConfig
 from pivotrl.types import Action, ParseOutcome, State, Tool, ToolCall, ToolOrigin, Verdict, VerdictKind
@@ -197,9 +197,9 @@ def test_a_surplus_call_that_cannot_be_read_is_malformed() -> None:
 def test_many_parallel_calls_with_long_texts_stay_within_the_time_bound() -> None:
     text = "find the blue garden chair with a loose left arm that the customer bought in a shop and sent back by post number"
     forward = [{"text": f"{text} {'abcdefgh'[number % 8] * (1 + number // 8)}"} for number in range(64)]
-    started_s = time.process_time()
-    assert _verify(_acts(*forward), _acts(*forward[::-1])).reward == 1
-    assert time.process_time() - started_s < 3
+    elapsed_s, verdict = processor_seconds(lambda: _verify(_acts(*forward), _acts(*forward[::-1])))
+    assert verdict.reward == 1
+    assert elapsed_s < 3
 
 
 def test_text_beside_a_call_does_not_matter() -> None:
