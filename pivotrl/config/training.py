@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pivotrl.config.correction import CorrectionConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 
 Batching = Literal["padded", "packed", "shared_prefix"]
@@ -119,6 +120,8 @@ class TrainConfig(Section):
     """Optimizer settings."""
     updates_per_rollout: PositiveInt = 1
     """Optimizer steps per batch of rollouts; 1 is exactly on-policy."""
+    correction: CorrectionConfig | None = None
+    """Importance weights from the engine that samples to the trainer that learns, or None: every token weighs 1."""
     batching: Batching = "padded"
     """packed: rows without their padding; shared_prefix: a group's prompt once for all its actions. Memory and speed, never the gradient."""
     micro_batch_tokens: PositiveInt

@@ -28,6 +28,22 @@ class OracleAction:
     reference_logprobs_T: tuple[float, ...] | None
     advantage: float
     weight: float
+    engine_logprobs_T: tuple[float, ...] = ()
+    """As the engine that sampled reported them; needed under a correction only."""
+
+
+@dataclass(frozen=True, slots=True)
+class OracleCorrection:
+    """Importance weights from engine to trainer: `low` and `high` mask, `cap` truncates; None leaves either out.
+
+    >>> OracleCorrection("token", cap=2.0, low=None, high=None).cap
+    2.0
+    """
+
+    level: str
+    cap: float | None
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,7 @@ class OracleSettings:
     beta: float
     estimator: str
     aggregation: str
+    correction: OracleCorrection | None = None
 
 
 def advantages(rewards_G: Sequence[float], method: str) -> list[float]:
@@ -86,14 +103,30 @@ def token_loss(logprob: float, old: float, reference: float | None, advantage: f
     return -(gain - settings.beta * w * kl)
 
 
+def importance_weights(action: OracleAction, correction: OracleCorrection) -> list[float]:
+    """One weight per token of one action, from pi_old / pi_engine by multiplying probabilities."""
+    ratios = [math.exp(old) / math.exp(engine) for old, engine in zip(action.old_logprobs_T, action.engine_logprobs_T, strict=True)]
+    if correction.level != "token":
+        product = 1.0
+        for ratio in ratios:
+            product *= ratio
+        ratios = [product if correction.level == "sequence" else product ** (1 / len(ratios))] * len(ratios)
+    weights: list[float] = []
+    for ratio in ratios:
+        is_outside = (correction.low is not None and ratio < correction.low) or (correction.high is not None and ratio > correction.high)
+        weights.append(0.0 if is_outside else ratio if correction.cap is None else min(ratio, correction.cap))
+    return weights
+
+
 def grpo_loss(actions_N: Sequence[OracleAction], settings: OracleSettings, *, num_actions: int, num_action_tokens: int) -> float:
     """The loss of a whole step: -(Eq. 7), divided by the denominator of the named aggregation."""
     total = 0.0
     for action in actions_N:
         sum_tokens = 0.0
+        weights = [1.0] * len(action.logprobs_T) if settings.correction is None else importance_weights(action, settings.correction)
         for t, logprob in enumerate(action.logprobs_T):
             reference = None if action.reference_logprobs_T is None else action.reference_logprobs_T[t]
-            sum_tokens += token_loss(logprob, action.old_logprobs_T[t], reference, action.advantage, settings)
+            sum_tokens += weights[t] * token_loss(logprob, action.old_logprobs_T[t], reference, action.advantage, settings)
         if settings.aggregation == "action":
             total += action.weight * sum_tokens / len(action.logprobs_T) / num_actions
         else:

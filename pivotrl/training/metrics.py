@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pivotrl.training.protocols import StepData, StepResult
@@ -25,7 +25,7 @@ def objective_metrics(results: Sequence[StepResult]) -> dict[str, float]:
     """Metrics of the one or several optimizer steps taken on one batch of rollouts.
 
     Loss and gradient norm are means over the updates, per-token metrics are over all updates' tokens, the learning rate is
-    the last. The mismatch to the engine is the first update's: later ones are another policy than the one that sampled.
+    the last. The mismatch to the engine and the correction are the first update's: all updates see the same old log-probs.
     """
     first = results[0].sums
     tokens = math.fsum(result.sums["tokens"] for result in results)
@@ -41,9 +41,21 @@ def objective_metrics(results: Sequence[StepResult]) -> dict[str, float]:
         for name, key in (("kl_reference/mean", "kl_reference"), ("ratio_clipped/frac", "ratio_clipped"), ("entropy/mean", "entropy")):
             if key in first:
                 metrics[f"objective/{name}"] = math.fsum(result.sums[key] for result in results) / tokens
-        if "logprob_mismatch" in first:
-            metrics["objective/logprob_mismatch/mean"] = first["logprob_mismatch"] / first["tokens"]
-            metrics["objective/logprob_mismatch/max"] = first["logprob_mismatch/max"]
+        metrics.update(_engine_metrics(first))
+    return metrics
+
+
+def _engine_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """How far trainer and engine are apart, and what the correction did about it."""
+    metrics = {}
+    for key in ("logprob_mismatch", "engine_ratio", "kl_engine"):
+        if key in sums:
+            metrics[f"objective/{key}/mean"] = sums[key] / sums["tokens"]
+        if f"{key}/max" in sums:
+            metrics[f"objective/{key}/max"] = sums[f"{key}/max"]
+    for key in ("correction_truncated", "correction_masked"):
+        if key in sums:
+            metrics[f"objective/{key}/frac"] = sums[key] / sums["tokens"]
     return metrics
 
 

@@ -135,15 +135,18 @@ def test_metric_sums_equal_loops() -> None:
             clipped += min(max(w, 0.8), 1.28) * advantage < w * advantage
             entropy.append(h)
             kl.append(w * (p - reference))
-            mismatch.append(abs(p - behavior))
+            mismatch.append(old - behavior)
     assert clipped > 0
     expected = {
         "tokens": tokens,
         "ratio_clipped": clipped,
         "entropy": sum(entropy),
         "kl_reference": sum(kl),
-        "logprob_mismatch": sum(mismatch),
-        "logprob_mismatch/max": max(mismatch),
+        "logprob_mismatch": sum(map(abs, mismatch)),
+        "logprob_mismatch/max": max(map(abs, mismatch)),
+        "engine_ratio": sum(map(math.exp, mismatch)),
+        "engine_ratio/max": math.exp(max(mismatch)),
+        "kl_engine": sum(math.exp(d) - d - 1 for d in mismatch),
     }
     assert {name: value.item() for name, value in sums.items()} == pytest.approx(expected)
     assert not any(value.requires_grad for value in sums.values())
