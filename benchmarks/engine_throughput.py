@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pivotrl.config.schema import TransformersEngineConfig, VllmEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig, VllmEngineConfig
 from pivotrl.rollouts.engine import Engine, GenerationRequest
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 

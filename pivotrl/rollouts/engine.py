@@ -5,7 +5,7 @@ Consumes `GenerationRequest`s, produces `Completion`s in the order of the reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +53,15 @@ class Engine(Protocol):
 
         Raises:
             ValueError: for an unknown, missing or misshapen tensor, naming it; the engine must not be used after that.
+        """
+        ...
+
+    def weight_digests(self) -> Mapping[str, str]:
+        """What the engine was given last: `weights.manifest.tensor_digest` of every required tensor, by Hugging Face name, in the engine's type.
+
+        Before the first `load_weights`, of the checkpoint it was built on. Empty for an engine that holds no model. Taken from the model
+        itself where its tensors can be read back (transformers), from what was received where they are packed (vLLM): a digest does not
+        prove that a packed copy is fresh, a log-prob does.
         """
         ...
 

@@ -7,13 +7,13 @@ it. Nothing was sampled, so every log-probability is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from pivotrl.config.schema import ScriptedEngineConfig
+from pivotrl.config.engines import ScriptedEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
@@ -88,6 +88,10 @@ class ScriptedEngine:
         for _ in named_tensors:
             pass
         self._policy_version = version
+
+    def weight_digests(self) -> Mapping[str, str]:
+        """Nothing: no model is held."""
+        return {}
 
     def close(self) -> None:
         """Nothing to free."""

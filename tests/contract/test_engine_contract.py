@@ -14,7 +14,7 @@ import pytest
 import torch
 from fakes.tiny_llama import CONTEXT, PAD, STOP, VOCAB, forward_logits, forward_logprobs, named_weights, save_tiny_llama, tiny_llama
 
-from pivotrl.config.schema import TransformersEngineConfig, VllmEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig, VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, GenerationRequest

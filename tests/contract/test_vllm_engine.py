@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, save_tiny_llama, tiny_mixture
 from safetensors.torch import load_file
 
-from pivotrl.config.schema import VllmEngineConfig
+from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.vllm import VllmEngine, checkpoint_census

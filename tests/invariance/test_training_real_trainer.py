@@ -12,7 +12,8 @@ from fakes.objective_steps import train_config
 from fakes.tiny_tokenizer import CHATML, save_checkpoint, tiny_tokenizer
 from fakes.trainer_batches import hf_model
 
-from pivotrl.config.schema import MoeConfig, ParallelConfig, RenderConfig, SamplingConfig, TrainConfig, TransformersEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig
+from pivotrl.config.schema import MoeConfig, ParallelConfig, RenderConfig, SamplingConfig, TrainConfig
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rollouts.render import Renderer

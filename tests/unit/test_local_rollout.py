@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from fakes.characters import CharacterRenderer, completion
 
-from pivotrl.config.schema import SamplingConfig, ScriptedEngineConfig, ToolCallVerifierConfig
+from pivotrl.config.engines import ScriptedEngineConfig
+from pivotrl.config.schema import SamplingConfig, ToolCallVerifierConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import EngineError, GenerationRequest

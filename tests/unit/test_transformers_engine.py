@@ -11,7 +11,7 @@ import torch
 from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, named_weights, save_tiny_llama, tiny_llama
 from transformers import LlamaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
-from pivotrl.config.schema import TransformersEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts import transformers_engine

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_llama
 
-from pivotrl.config.schema import TransformersEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rollouts.transformers_engine import TransformersEngine
-from pivotrl.weights.in_process import push
 from pivotrl.weights.manifest import Manifest, TensorSpec, WeightCensus, check_stream, loses_precision, tensor_record
+from pivotrl.weights.push import push
 
 CENSUS = WeightCensus({"a": TensorSpec((2,), torch.float32), "b": TensorSpec((3, 1), torch.bfloat16)}, {"head": "a"})
 GOOD = [("a", torch.tensor([1.0, 2.0])), ("b", torch.zeros(3, 1, dtype=torch.bfloat16))]
@@ -28,7 +28,7 @@ def engine_of(tmp_path: Path, *, dtype: str = "float32", tied: bool = True) -> T
 def test_a_record_digests_the_row_major_bytes_of_a_tensor() -> None:
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).t()
     record = tensor_record("w", tensor)
-    expected = hashlib.blake2b(b"".join(torch.tensor(v).numpy().tobytes() for v in (0.0, 3.0, 1.0, 4.0, 2.0, 5.0)), digest_size=16).hexdigest()
+    expected = blake3(b"".join(torch.tensor(v).numpy().tobytes() for v in (0.0, 3.0, 1.0, 4.0, 2.0, 5.0))).hexdigest(length=16)
     assert (record.shape, record.dtype, record.num_bytes, record.digest) == ((3, 2), "float32", 24, expected)
 
 

@@ -1,7 +1,8 @@
-"""Hands a trainer's weights to an engine in the same process, and proves afterwards that all of them arrived.
+"""Hands a trainer's weights to an engine, wherever it runs, and proves afterwards that all of them arrived.
 
 Consumes the trainer's (name, tensor) stream once, tensor by tensor; nothing is gathered. The engine checks names, shapes and types
-against its own census while it loads (weights/manifest.py); this file makes the one allowed rounding explicit and writes the manifest.
+against its own census while it loads (weights/manifest.py); this file makes the one allowed rounding explicit, writes the manifest, and
+compares it with the digests of what the engine holds. How the bytes travel is the engine's affair.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from pivotrl.rollouts.engine import Engine
-from pivotrl.weights.manifest import Manifest, TensorRecord, TensorSpec, WeightCensus, loses_precision, tensor_record
+from pivotrl.weights.manifest import Manifest, TensorRecord, TensorSpec, WeightCensus, first_difference, loses_precision, tensor_record
 
 
 @runtime_checkable
@@ -44,7 +45,7 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
 
     Raises:
         ValueError: for an unknown, repeated, missing or misshapen tensor, naming it; the engine must not be used after that.
-        RuntimeError: where the engine left tensors unread or does not state the new version.
+        RuntimeError: where the engine left tensors unread, does not state the new version, or holds other bytes than were sent.
     """
     census = engine.weight_census() if isinstance(engine, HasCensus) else None
     records: list[TensorRecord] = []
@@ -67,6 +68,9 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
     manifest = Manifest(tuple(records))
     if census and (missing := sorted(census.tensors.keys() - {record.name for record in records})):
         raise RuntimeError(f"the engine accepted weights without {missing[0]!r} ({len(missing)} missing)")
+    sent = {record.name: record.digest for record in records if census is None or record.name in census.tensors}
+    if census and (difference := first_difference(sent, engine.weight_digests())):
+        raise RuntimeError(f"after a push of version {version}, {difference}; the engine must not be used")
     return SyncReport(version, len(records), manifest.num_bytes, manifest.digest, len(rounded))
 
 

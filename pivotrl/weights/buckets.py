@@ -1,0 +1,121 @@
+"""A hand-over of weights in pieces of bounded size: what a piece is, how a stream is cut into pieces, how one is read and checked.
+
+A bucket's description (names, shapes, types, digests, and where the bytes lie) travels ahead of its bytes. Used by shared_memory.py and
+filesystem.py, which say where that is, and by both ends of a replica (rollouts/pool.py, rollouts/replica.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+
+from pivotrl.weights.manifest import TensorRecord, tensor_digest
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One piece of a hand-over.
+
+    >>> Bucket.of(Bucket("file", "v1/0.safetensors", (), ()).as_dict()).location
+    'v1/0.safetensors'
+    """
+
+    kind: str
+    """Which reader opens `location`: "shared_memory" or "file"."""
+    location: str
+    records: tuple[TensorRecord, ...]
+    offsets: tuple[int, ...]
+    """First byte of every tensor; empty where the file says so itself."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return asdict(self)
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> Bucket:
+        """Reads `as_dict` back.
+
+        Raises:
+            ValueError: for another form, as from a peer of another version.
+        """
+        try:
+            records = tuple(TensorRecord(**{**record, "shape": tuple(record["shape"])}) for record in value["records"])
+            return Bucket(value["kind"], value["location"], records, tuple(value["offsets"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a bucket of weights has another form than this version's ({error})") from error
+
+
+class WeightStore(Protocol):
+    """Where the buckets of one hand-over lie until the next one. Lifecycle: begin, put any number of times, finish; again; close."""
+
+    def begin(self, version: int) -> None:
+        """Starts a hand-over; what the one before left may be overwritten from here on."""
+        ...
+
+    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+        """Copies tensors and describes where they lie."""
+        ...
+
+    def finish(self) -> None:
+        """All of the hand-over was put."""
+        ...
+
+    def close(self) -> None:
+        """Removes everything."""
+        ...
+
+
+def bucketed(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Runs of tensors, in order, of at most `bucket_bytes` together; a larger tensor is a run of its own.
+
+    >>> [[name for name, _ in run] for run in bucketed([("a", torch.zeros(2)), ("b", torch.zeros(1)), ("c", torch.zeros(9))], 12)]
+    [['a', 'b'], ['c']]
+    """
+    run: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in named_tensors:
+        if run and size + tensor.nbytes > bucket_bytes:
+            yield run
+            run, size = [], 0
+        run.append((name, tensor))
+        size += tensor.nbytes
+    if run:
+        yield run
+
+
+def dtype_of(record: TensorRecord) -> torch.dtype:
+    """The storage type a record names.
+
+    Raises:
+        ValueError: for a type that weights do not have.
+    """
+    if record.dtype not in _DTYPES:
+        raise ValueError(f"tensor {record.name!r} is announced as {record.dtype}; weights are one of {', '.join(_DTYPES)}")
+    return _DTYPES[record.dtype]
+
+
+def read_bucket(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a bucket, each checked against its record. They may be views of memory that the next hand-over overwrites.
+
+    Raises:
+        ValueError: for a tensor with other bytes, shape or type than announced, naming it.
+    """
+    from pivotrl.weights import filesystem, shared_memory
+
+    readers = {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read}
+    if bucket.kind not in readers:
+        raise ValueError(f"a bucket of kind {bucket.kind!r}; this version reads {', '.join(readers)}")
+    for record, tensor in zip(bucket.records, readers[bucket.kind](bucket), strict=True):
+        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != (record.shape, record.dtype):
+            raise ValueError(f"tensor {record.name!r} arrived as {found[1]} {found[0]}, announced as {record.dtype} {record.shape}")
+        if tensor_digest(tensor) != record.digest:
+            raise ValueError(f"tensor {record.name!r} arrived with other bytes than were sent (digest differs)")
+        yield record.name, tensor

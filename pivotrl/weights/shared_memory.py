@@ -1,0 +1,115 @@
+"""Weights between processes of one machine, through segments of /dev/shm.
+
+One copy of the weights lies there from one hand-over to the next, in segments of the recipe's bucket size that are used again, so a
+replica that died meanwhile is rebuilt from them. The segments are freed by `close`, and by Python's resource tracker where the process
+was killed. Memory: the weights once for all replicas of the machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import torch
+
+from pivotrl.errors import UserError
+from pivotrl.weights.buckets import Bucket, dtype_of
+from pivotrl.weights.manifest import TensorRecord, tensor_record
+
+KIND = "shared_memory"
+_ROOT = Path("/dev/shm")
+# A cache line: torch's kernels read aligned memory faster.
+_ALIGNMENT = 64
+
+
+class SharedMemoryStore:
+    """A `WeightStore` in shared memory."""
+
+    def __init__(self) -> None:
+        self._segments: list[SharedMemory] = []
+        self._num_used = 0
+
+    def begin(self, version: int) -> None:  # noqa: ARG002 - a segment has no name of its own per version
+        self._num_used = 0
+
+    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+        """Copies tensors into the next segment.
+
+        Raises:
+            UserError: where the machine's shared memory is too small.
+        """
+        offsets, size = _places([tensor.nbytes for _, tensor in tensors])
+        segment = self._segment(size)
+        assert segment.buf is not None
+        records: list[TensorRecord] = []
+        for (name, tensor), offset in zip(tensors, offsets, strict=True):
+            place = _view(segment.buf, tensor.dtype, tuple(tensor.shape), offset)
+            place.copy_(tensor)
+            records.append(tensor_record(name, place))
+        return Bucket(KIND, segment.name, tuple(records), tuple(offsets))
+
+    def finish(self) -> None:
+        """Frees segments that this hand-over did not need."""
+        while len(self._segments) > self._num_used:
+            _free(self._segments.pop())
+
+    def close(self) -> None:
+        """Frees all segments."""
+        self._num_used = 0
+        self.finish()
+
+    def _segment(self, size: int) -> SharedMemory:
+        """The next segment, made anew where there is none or it is too small."""
+        index = self._num_used
+        self._num_used += 1
+        if index < len(self._segments) and self._segments[index].size >= size:
+            return self._segments[index]
+        if index < len(self._segments):
+            _free(self._segments.pop(index))
+        segment = SharedMemory(create=True, size=size)
+        try:
+            # Claimed now: a write to a page that the machine cannot give would end the process without a word.
+            with (_ROOT / segment.name).open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            _free(segment)
+            raise UserError(
+                f"/dev/shm has no room for {size:,} more bytes of weights",
+                rule="placement.transfer shared_memory keeps the weights there once, in the engine's type",
+                fix="give the machine (or container) more shared memory, or set placement.transfer to filesystem",
+            ) from error
+        self._segments.insert(index, segment)
+        return segment
+
+
+def read(bucket: Bucket) -> Iterator[torch.Tensor]:
+    """Views of a bucket's tensors; writing to them changes nothing outside this process."""
+    with (_ROOT / Path(bucket.location).name).open("rb") as file:
+        # Mapped by hand: Python 3.12's SharedMemory would remove the segment when a process that only reads it ends.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    for record, offset in zip(bucket.records, bucket.offsets, strict=True):
+        yield _view(mapped, dtype_of(record), record.shape, offset)
+
+
+def _places(sizes: list[int]) -> tuple[list[int], int]:
+    """Offsets of tensors laid one after the other, and the bytes of all, at least 1."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, max(end, 1)
+
+
+def _view(buffer: memoryview | mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def _free(segment: SharedMemory) -> None:
+    segment.close()
+    segment.unlink()
