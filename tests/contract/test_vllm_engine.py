@@ -44,7 +44,7 @@ def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path)
     tiny_mixture(seed=0).save_pretrained(tmp_path / "start")
     updates = {seed: file_weights(tmp_path / str(seed), seed) for seed in (1, 2)}
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     random_state, num_threads = torch.get_rng_state(), torch.get_num_threads()
     engine = VllmEngine.load(tmp_path / "start", CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
     assert largest_error(engine, 0) < 1e-4
@@ -57,7 +57,7 @@ def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path)
         assert largest_error(engine, seed) < 1e-4
     assert torch.equal(torch.get_rng_state(), random_state)
     assert torch.get_num_threads() == num_threads
-    engine._llm.llm_engine.step = lambda: 1 / 0
+    engine._llm.llm_engine.step = lambda: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
     for message in ("ZeroDivisionError", "vLLM failed before: ZeroDivisionError"):
         with pytest.raises(EngineError, match=message):
             engine.generate(REQUESTS)
