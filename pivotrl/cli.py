@@ -70,9 +70,21 @@ def ingest(
 
 
 @app.command()
-def profile(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+def profile(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    run: RunOption = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Profile part I (from 0) of N alone; a call without it merges.")] = None,
+) -> None:
     """K local rollouts of the frozen reference policy per candidate (Eq. 4)."""
-    _stage("profile", recipe, run, overrides)
+    if shard is None:
+        _stage("profile", recipe, run, overrides)
+        return
+    from pivotrl import pipeline
+    from pivotrl.verbs.profile import run_shard
+
+    loaded = pipeline.load(recipe, overrides or [])
+    run_shard(shard, loaded, run or pipeline.default_run(loaded))
 
 
 @app.command()

@@ -17,7 +17,11 @@ from pivotrl.config.schema import GgufModel, IngestConfig, ScratchModel
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
+from pivotrl.locks import exclusive
 from pivotrl.rundir import STAGES, Stage, output_hash
+
+LOCK = ".lock"
+"""Below a run: held while a stage directory is made that several processes may want at once."""
 
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".jinja")
 
@@ -38,8 +42,7 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
     Raises:
         UserError: where an earlier stage has not been run.
     """
-    for needed in _preparing(loaded, name):
-        STAGE_FUNCTIONS[needed](loaded, run)
+    prepare(name, loaded, run)
     was_done = Stage.is_done(run, name)
     STAGE_FUNCTIONS[name](loaded, run)
     if was_done and name != "report":
@@ -56,6 +59,13 @@ def run_all(loaded: LoadedRecipe, run: Path) -> None:
     results_console().print(final_table(run))
 
 
+def prepare(name: str, loaded: LoadedRecipe, run: Path) -> None:
+    """Runs the stages that a recipe's `world` or `model` puts before a stage; of several processes one does, the others wait."""
+    for needed in _preparing(loaded, name):
+        with exclusive(run / LOCK):
+            STAGE_FUNCTIONS[needed](loaded, run)
+
+
 def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
     """The stages outside the contract that a stage needs: the world's files, and the model that training starts from."""
     starts_model = name == "sft" or (name == "profile" and loaded.recipe.sft is None)
@@ -65,13 +75,22 @@ def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
     return prepared
 
 
-def _open(loaded: LoadedRecipe, run: Path, name: str, sections: Sequence[str], inputs: Mapping[str, str]) -> Stage | None:
-    """The stage's directory opened for work, or None where it is finished."""
-    stage = Stage.open(run, name, config=loaded.section(*sections), inputs=inputs, seed=loaded.recipe.seed)
+def open_stage(
+    loaded: LoadedRecipe, run: Path, name: str, sections: Sequence[str], inputs: Mapping[str, str], left_out: Sequence[tuple[str, str]] = ()
+) -> Stage | None:
+    """The stage's directory opened for work, or None where it is finished.
+
+    Args:
+        left_out: (section, key) of what changes no byte of the result, and so is no part of what the directory belongs to.
+    """
+    config = loaded.section(*sections)
+    for section, key in left_out:
+        del config[section][key]
+    stage = Stage.open(run, name, config=config, inputs=inputs, seed=loaded.recipe.seed)
     return None if Stage.is_done(run, name) else stage
 
 
-def _checkpoint_hash(directory: Path) -> str:
+def checkpoint_hash(directory: Path) -> str:
     """One hash over the files of a Hugging Face directory that decide what it computes."""
     if not directory.is_dir():
         raise UserError(
@@ -82,13 +101,14 @@ def _checkpoint_hash(directory: Path) -> str:
     return content_id({path.name: file_id(path) for path in sorted(directory.iterdir()) if path.suffix in _WEIGHT_SUFFIXES})
 
 
-def _template_hash(loaded: LoadedRecipe, run: Path) -> str:
+def template_hash(loaded: LoadedRecipe, run: Path) -> str:
+    """Hash of the recipe's own chat template, or of None."""
     return content_id(build.chat_template(loaded, run))
 
 
 def _world(loaded: LoadedRecipe, run: Path) -> None:
     recipe = loaded.recipe
-    stage = _open(loaded, run, "world", ["world", "model", "render"], {"chat_template": _template_hash(loaded, run)})
+    stage = open_stage(loaded, run, "world", ["world", "model", "render"], {"chat_template": template_hash(loaded, run)})
     if stage is None or recipe.world is None:
         return
     template = build.chat_template(loaded, run)
@@ -114,7 +134,7 @@ def _world(loaded: LoadedRecipe, run: Path) -> None:
 def _model(loaded: LoadedRecipe, run: Path) -> None:
     model = loaded.recipe.model
     if isinstance(model, ScratchModel):
-        stage = _open(loaded, run, "model", ["model"], {"world": output_hash(Stage.require(run, "world"))})
+        stage = open_stage(loaded, run, "model", ["model"], {"world": output_hash(Stage.require(run, "world"))})
         if stage is None:
             return
         from pivotrl.megatron.hf_checkpoint import init_hf_checkpoint
@@ -125,7 +145,7 @@ def _model(loaded: LoadedRecipe, run: Path) -> None:
         from pivotrl.weights.gguf import convert_gguf, find_gguf
 
         gguf = find_gguf(model)
-        stage = _open(loaded, run, "model", ["model"], {"gguf": file_id(gguf)})
+        stage = open_stage(loaded, run, "model", ["model"], {"gguf": file_id(gguf)})
         if stage is None:
             return
         convert_gguf(gguf, stage.path / build.HF_DIR)
@@ -139,7 +159,7 @@ def _ingest(loaded: LoadedRecipe, run: Path) -> None:
     named = {key: getattr(config, key) for key in ("tools", "decontamination")}
     config = config.model_copy(update={key: str(loaded.expand(path, run)) for key, path in named.items() if path is not None})
     paths = build.expand_all(loaded, run, config.paths)
-    stage = _open(loaded, run, "ingest", ["ingest"], ingest_inputs(config, paths))
+    stage = open_stage(loaded, run, "ingest", ["ingest"], ingest_inputs(config, paths))
     if stage is not None:
         _run_ingest(stage, config, paths, loaded.recipe.seed)
 
@@ -177,13 +197,13 @@ def _sft(loaded: LoadedRecipe, run: Path) -> None:
     start = build.start_checkpoint(loaded, run)
     paths = build.expand_all(loaded, run, config.paths)
     inputs = {
-        "checkpoint": _checkpoint_hash(start),
+        "checkpoint": checkpoint_hash(start),
         "paths": content_id([file_id(path) for path in paths]),
-        "chat_template": _template_hash(loaded, run),
+        "chat_template": template_hash(loaded, run),
     }
     if config.use_ingested:
         inputs["ingest"] = output_hash(Stage.require(run, "ingest"))
-    stage = _open(loaded, run, "sft", ["sft", "render", "model", "num_threads"], inputs)
+    stage = open_stage(loaded, run, "sft", ["sft", "render", "model", "num_threads"], inputs)
     if stage is None:
         return
     build.set_threads(loaded)
@@ -203,38 +223,14 @@ def _sft(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _profile(loaded: LoadedRecipe, run: Path) -> None:
-    recipe = loaded.recipe
-    ingest_dir, reference = Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
-    if recipe.sft is not None:
-        Stage.require(run, "sft")
-    policy_hash = _checkpoint_hash(reference)
-    inputs = {"ingest": output_hash(ingest_dir), "reference": policy_hash, "chat_template": _template_hash(loaded, run)}
-    stage = _open(loaded, run, "profile", ["profile", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
-    if stage is None:
-        return
-    build.set_threads(loaded)
-    from pivotrl.profiling.measure import ProfileSettings
-    from pivotrl.profiling.profile import run_profile
-    from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
+    from pivotrl.verbs.profile import run_profile_stage
 
-    sampler = build.sampler(loaded, run, reference)
-    try:
-        run_profile(
-            stage,
-            candidates=CandidateStore.open(ingest_dir),
-            trajectories=TrajectoryStore.open(ingest_dir),
-            sampler=sampler,
-            renderer=sampler.renderer,
-            settings=ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed),
-            provenance={"policy_hash": policy_hash, "verifier": recipe.verifier.model_dump(mode="json")},
-        )
-    finally:
-        sampler.engine.close()
+    run_profile_stage(loaded, run)
 
 
 def _select(loaded: LoadedRecipe, run: Path) -> None:
     profile_dir = Stage.require(run, "profile")
-    stage = _open(loaded, run, "select", ["select"], {"profile": output_hash(profile_dir)})
+    stage = open_stage(loaded, run, "select", ["select"], {"profile": output_hash(profile_dir)})
     if stage is None:
         return
     from pivotrl.profiling.selection import run_select
@@ -245,8 +241,8 @@ def _select(loaded: LoadedRecipe, run: Path) -> None:
 def _train(loaded: LoadedRecipe, run: Path) -> None:
     recipe, config = loaded.recipe, loaded.recipe.train
     select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
-    inputs = {"select": output_hash(select_dir), "reference": _checkpoint_hash(reference), "chat_template": _template_hash(loaded, run)}
-    stage = _open(loaded, run, "train", ["train", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
+    inputs = {"select": output_hash(select_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
+    stage = open_stage(loaded, run, "train", ["train", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
     if stage is None:
         return
     build.set_threads(loaded)
@@ -283,8 +279,8 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
     recipe = loaded.recipe
     train_dir, select_dir, ingest_dir = (Stage.require(run, name) for name in ("train", "select", "ingest"))
     reference = build.reference_checkpoint(loaded, run)
-    inputs = {"train": output_hash(train_dir), "select": output_hash(select_dir), "reference": _checkpoint_hash(reference)}
-    stage = _open(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
+    inputs = {"train": output_hash(train_dir), "select": output_hash(select_dir), "reference": checkpoint_hash(reference)}
+    stage = open_stage(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
     if stage is None:
         return
     build.set_threads(loaded)

@@ -37,6 +37,8 @@ class LoadedRecipe:
     """The recipe's folder: what `{recipe}` in a path stands for."""
     origins: Mapping[str, str]
     """Dotted key to `file`, `command line` or `default`, for every leaf."""
+    overrides: tuple[str, ...] = ()
+    """The words of the command line, for processes that load the same recipe."""
 
     def expand(self, path: str, run: Path) -> Path:
         """A path of the recipe with `{recipe}` and `{run}` replaced."""
@@ -84,7 +86,7 @@ def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     recipe = _checked(values, path)
     known = {key: origins.get(key, DEFAULT) for key in _leaves(recipe.model_dump(mode="json"))}
     known.update({key: origin for key, origin in origins.items() if any(leaf.startswith(f"{key}.") or leaf == key for leaf in known)})
-    return LoadedRecipe(recipe, directory, known)
+    return LoadedRecipe(recipe, directory, known, tuple(overrides))
 
 
 def load_verifier(name: str, overrides: Sequence[str] = ()) -> VerifierConfig:

@@ -16,6 +16,7 @@ from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
 from pivotrl.config.parallel import ParallelConfig as ParallelConfig
+from pivotrl.config.profiling import ProfileConfig as ProfileConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 from pivotrl.config.training import ClipConfig as ClipConfig
 from pivotrl.config.training import KlConfig as KlConfig
@@ -142,23 +143,6 @@ class SamplingConfig(Section):
     """Generation cap of one action, tokens. A pivot set is specific to it."""
     truncated: Literal["zero", "exclude", "mask"]
     """A sample cut at max_new_tokens: reward 0; out of every statistic; or reward 0 in the statistics with its loss masked (overlong filtering)."""
-
-
-class ProfileConfig(Section):
-    """K local rollouts of the frozen reference policy per candidate, Eq. 4."""
-
-    num_samples: Annotated[int, Field(ge=2)]
-    """K: samples per candidate."""
-    max_candidates: PositiveInt | None = None
-    """Profile this many candidates, chosen by hash of their id (None: all)."""
-    expert_actions: Literal["all", "calls"] = "all"
-    """Which turns to profile: all of them, or only those where the expert called a tool. The number left out is reported."""
-    unit_candidates: PositiveInt = 16
-    """Candidates of one work unit: the grain of resuming and of batching."""
-    max_resamples: PositiveInt = 2
-    """Extra attempts for samples whose verdict was infra, before the row is quarantined."""
-    max_infra_frac: Fraction01 = 0.05
-    """The stage stops where more than this share of verdicts is the infrastructure's fault."""
 
 
 class Eq5Rule(Section):

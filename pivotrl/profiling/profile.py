@@ -1,21 +1,24 @@
 """The profile stage: K local rollouts of the frozen reference policy for every chosen candidate, Eq. 4, resumable to the byte.
 
 Consumes the candidates and trajectories of `ingest` and a `LocalSampler` that holds the reference policy; produces
-profiles.parquet and rollouts.parquet. Called by the pipeline; selects nothing.
+profiles.parquet and rollouts.parquet. Any number of processes may work on one stage, each on its shard (`profile_units`);
+one of them, or a later call, does what is missing and finishes (`run_profile`). Called by the pipeline; selects nothing.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from itertools import batched
+import time
+from collections.abc import Mapping
 from typing import Any
 
+from pivotrl.locks import NumberedLocks
 from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
 from pivotrl.profiling.measure import Measurer, ProfileSettings
+from pivotrl.profiling.shards import WHOLE, Shard
 from pivotrl.profiling.summary import summarize
-from pivotrl.profiling.units import UNITS, Ledger, choose, merge, unit_path, unit_rows
-from pivotrl.progress import progress_bar
+from pivotrl.profiling.units import UNITS, Ledger, Work, add_timing, locks_path, merge, total_timing, unit_path, unit_rows
+from pivotrl.progress import ProgressBar, progress_bar
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import Stage, read_jsonl, write_jsonl
@@ -44,56 +47,97 @@ def run_profile(
     Raises:
         InfraLimitError: where more than `max_infra_frac` of the verdicts, or half of one unit's, are infra; finished units are kept.
     """
-    directory = stage.path
+    profile_units(stage, WHOLE, candidates=candidates, trajectories=trajectories, sampler=sampler, renderer=renderer, settings=settings)
+    return finish_profile(stage, candidates=candidates, renderer=renderer, settings=settings, provenance=provenance)
+
+
+def profile_units(
+    stage: Stage,
+    shard: Shard,
+    *,
+    candidates: CandidateStore,
+    trajectories: TrajectoryStore,
+    sampler: LocalSampler,
+    renderer: Renderer,
+    settings: ProfileSettings,
+) -> None:
+    """Profiles the units of one shard that are not on disk; returns when all of them are, whoever made them.
+
+    Other processes may work on the same stage, under any number of shards: a unit is made by one at a time, a second process
+    leaves it to the first and waits for it at the end, and takes it over where the first one dies.
+
+    Raises:
+        InfraLimitError: as `run_profile`.
+    """
+    if (stage.path / PROFILES).exists():
+        return
+    (stage.path / UNITS).mkdir(exist_ok=True)
+    work, started_s = Work(candidates, settings), time.monotonic()
+    numbers = work.numbers(shard)
+    title = "profile" if shard == WHOLE else f"profile {shard.index}/{shard.count}"
+    with NumberedLocks(locks_path(stage.path)) as locks, progress_bar(title, work.num_candidates(numbers), "candidates") as bar:
+        worker = _Worker(stage, work, Measurer(trajectories, sampler, renderer, settings), settings, locks, bar)
+        left = worker.pass_over(numbers, waits=False)
+        if left:
+            worker.pass_over(left, waits=True)
+    if (stage.path / UNITS).exists():
+        add_timing(stage.path, shard, {"worker_s": round(time.monotonic() - started_s, 3), **sampler.take_verifier_cost()})
+
+
+def finish_profile(
+    stage: Stage, *, candidates: CandidateStore, renderer: Renderer, settings: ProfileSettings, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merges the units, all of which must be on disk, finishes the stage and returns its summary. Needs no engine."""
+    directory, work = stage.path, Work(candidates, settings)
+    timing = total_timing(directory)
     if not (directory / PROFILES).exists():
-        num_units = _profile_units(stage, candidates, settings, Measurer(trajectories, sampler, renderer, settings))
-        merge(directory, num_units)
+        merge(directory, work.num_units)
     if (directory / UNITS).exists():
         shutil.rmtree(directory / UNITS)
     summary = summarize(directory, run_seed=settings.run_seed, provenance={**provenance, **_generation_provenance(renderer, settings)})
-    summary["num_not_asked_for"] = {"message turns": len(candidates) - _num_eligible(candidates, settings)}
-    stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary, timing=sampler.take_verifier_cost())
+    summary["num_not_asked_for"] = {"message turns": work.num_not_asked_for}
+    stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary, timing=timing)
     return summary
 
 
-def _profile_units(stage: Stage, candidates: CandidateStore, settings: ProfileSettings, measurer: Measurer) -> int:
-    """Profiles every unit that is not on disk yet and returns the number of units."""
-    config = settings.profile
-    (stage.path / UNITS).mkdir(exist_ok=True)
-    num_eligible = _num_eligible(candidates, settings)
-    total = num_eligible if config.max_candidates is None else min(config.max_candidates, num_eligible)
-    ledger, num_units = Ledger(config.num_samples), 0
-    with progress_bar("profile", total, "candidates") as bar:
-        for num_units, unit in _numbered_units(candidates, settings):
-            path = unit_path(stage.path, num_units - 1)
-            if not path.exists():
-                rows = unit_rows(measurer.measure(unit))
-                ledger.add(rows)
-                # Before the unit is written: a unit spoiled by a dead engine is redone after the repair, not kept.
-                ledger.check(config.max_infra_frac)
-                ledger.check_unit(rows, config.max_infra_frac)
-                write_jsonl(path, rows)
-                bar.advance(len(unit), ledger.note)
-            else:
-                ledger.add(read_jsonl(path))
-                bar.skip(len(unit))
-    return num_units
+class _Worker:
+    """One process at work on the units of one stage."""
 
+    def __init__(self, stage: Stage, work: Work, measurer: Measurer, settings: ProfileSettings, locks: NumberedLocks, bar: ProgressBar) -> None:
+        self._directory, self._work, self._measurer, self._locks, self._bar = stage.path, work, measurer, locks, bar
+        self._max_infra_frac = settings.profile.max_infra_frac
+        self._ledger = Ledger(settings.profile.num_samples)
 
-def _numbered_units(candidates: CandidateStore, settings: ProfileSettings) -> Iterator[tuple[int, tuple[Candidate, ...]]]:
-    chosen = choose(_eligible(candidates, settings), settings.profile.max_candidates, run_seed=settings.run_seed)
-    return enumerate(batched(chosen, settings.profile.unit_candidates), start=1)
+    def pass_over(self, numbers: frozenset[int], *, waits: bool) -> frozenset[int]:
+        """Makes the units that are missing and free, or with `waits` all that are missing; returns those left to others."""
+        left: set[int] = set()
+        for number, unit in self._work.units(numbers):
+            if waits:
+                self._locks.acquire(number)
+            elif not self._locks.try_acquire(number):
+                left.add(number)
+                continue
+            try:
+                self._make(number, unit)
+            finally:
+                self._locks.release(number)
+        return frozenset(left)
 
-
-def _eligible(candidates: CandidateStore, settings: ProfileSettings) -> Iterator[Candidate]:
-    """The candidates that the recipe asks for (`profile.expert_actions`)."""
-    wants_calls = settings.profile.expert_actions == "calls"
-    return (candidate for candidate in candidates.iterate() if candidate.expert_action.tool_calls or not wants_calls)
-
-
-def _num_eligible(candidates: CandidateStore, settings: ProfileSettings) -> int:
-    """Costs a pass over the candidates only where the recipe leaves some out."""
-    return len(candidates) if settings.profile.expert_actions == "all" else sum(1 for _ in _eligible(candidates, settings))
+    def _make(self, number: int, unit: tuple[Candidate, ...]) -> None:
+        path = unit_path(self._directory, number)
+        if path.exists():
+            self._ledger.add(read_jsonl(path))
+            self._bar.skip(len(unit))
+            return
+        if (self._directory / PROFILES).exists():
+            return  # Another process merged everything while this one waited.
+        rows = unit_rows(self._measurer.measure(unit))
+        self._ledger.add(rows)
+        # Before the unit is written: a unit spoiled by a dead engine is redone after the repair, not kept.
+        self._ledger.check(self._max_infra_frac)
+        self._ledger.check_unit(rows, self._max_infra_frac)
+        write_jsonl(path, rows)
+        self._bar.advance(len(unit), self._ledger.note)
 
 
 def _generation_provenance(renderer: Renderer, settings: ProfileSettings) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """Work units of the profile stage: which candidates, in which order, one JSONL file per unit, merged to Parquet at the end.
 
-A unit is written atomically or not at all, so a killed stage redoes at most one. The merged files hold the units' rows in
-order; profiles.parquet is written last and its presence means that the units are no longer needed.
+A unit is written atomically or not at all, so a killed worker redoes at most one. Candidates keep the order of the
+trajectories' turns, in a unit and from unit to unit: each prompt extends the one before, and an engine's prefix cache holds it.
+The merged files hold the units' rows in order; profiles.parquet is written last and its presence means that the units are no
+longer needed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import batched
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +21,10 @@ from pivotrl.errors import InfraLimitError
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.dataset import PROFILE_COLUMNS, PROFILES, ROLLOUTS, action_text, profile_row
 from pivotrl.pivots.parquet import write_rows
-from pivotrl.profiling.measure import Measured, ProfileSample
-from pivotrl.rundir import read_jsonl
+from pivotrl.profiling.measure import Measured, ProfileSample, ProfileSettings
+from pivotrl.profiling.shards import WHOLE, Shard
+from pivotrl.rundir import read_json, read_jsonl, write_json
+from pivotrl.trajectories.store import CandidateStore
 from pivotrl.types import Candidate, VerdictKind
 
 UNITS = "units"
@@ -46,6 +53,57 @@ ROLLOUT_COLUMNS = {
 def unit_path(stage_dir: Path, index: int) -> Path:
     """profile/units/NNNNNN.jsonl."""
     return stage_dir / UNITS / f"{index:06d}.jsonl"
+
+
+def locks_path(stage_dir: Path) -> Path:
+    """The file of the units' locks; goes with the units."""
+    return stage_dir / UNITS / ".locks"
+
+
+class Work:
+    """The candidates that the recipe asks for, cut into units."""
+
+    def __init__(self, candidates: CandidateStore, settings: ProfileSettings) -> None:
+        self._candidates, self._settings = candidates, settings
+
+    def units(self, numbers: Collection[int] | None = None) -> Iterator[tuple[int, tuple[Candidate, ...]]]:
+        """Units with their numbers, in order; only the named ones where given."""
+        chosen = choose(self._eligible(), self._settings.profile.max_candidates, run_seed=self._settings.run_seed)
+        units = enumerate(batched(chosen, self._settings.profile.unit_candidates))
+        return ((number, unit) for number, unit in units if numbers is None or number in numbers)
+
+    def numbers(self, shard: Shard) -> frozenset[int]:
+        """The units of one shard. Costs a pass over the candidates unless the shard is everything."""
+        return frozenset(range(self.num_units)) if shard == WHOLE else shard.units([unit[0].trajectory_id for _, unit in self.units()])
+
+    def num_candidates(self, numbers: Collection[int]) -> int:
+        """Candidates in the named units: all are full but the last of the stage."""
+        size, last = self._settings.profile.unit_candidates, self.num_units - 1
+        return len(numbers) * size - (self.num_units * size - self._num_chosen if last in numbers else 0)
+
+    @property
+    def num_units(self) -> int:
+        return -(-self._num_chosen // self._settings.profile.unit_candidates)
+
+    @property
+    def num_not_asked_for(self) -> int:
+        """Candidates that `profile.expert_actions` leaves out."""
+        return len(self._candidates) - self._num_eligible
+
+    @property
+    def _num_chosen(self) -> int:
+        maximum = self._settings.profile.max_candidates
+        return self._num_eligible if maximum is None else min(maximum, self._num_eligible)
+
+    @cached_property
+    def _num_eligible(self) -> int:
+        """Costs a pass over the candidates only where the recipe leaves some out."""
+        is_all = self._settings.profile.expert_actions == "all"
+        return len(self._candidates) if is_all else sum(1 for _ in self._eligible())
+
+    def _eligible(self) -> Iterator[Candidate]:
+        wants_calls = self._settings.profile.expert_actions == "calls"
+        return (candidate for candidate in self._candidates.iterate() if candidate.expert_action.tool_calls or not wants_calls)
 
 
 def choose(candidates: Iterable[Candidate], max_candidates: int | None, *, run_seed: int) -> Iterator[Candidate]:
@@ -78,6 +136,21 @@ def merge(stage_dir: Path, num_units: int) -> None:
     paths = [unit_path(stage_dir, index) for index in range(num_units)]
     write_rows(stage_dir / ROLLOUTS, ROLLOUT_COLUMNS, (rollout for path in paths for row in read_jsonl(path) for rollout in row["rollouts"]))
     write_rows(stage_dir / PROFILES, PROFILE_COLUMNS, (row["profile"] for path in paths for row in read_jsonl(path)))
+
+
+def add_timing(stage_dir: Path, shard: Shard, timing: Mapping[str, float]) -> None:
+    """Books what a worker took, beside the units; calls of one shard add up."""
+    path, total = stage_dir / UNITS / f".timing-{shard.index}-of-{shard.count}.json", Counter[str](timing)
+    total.update(read_json(path) if path.exists() else {})
+    write_json(path, total)
+
+
+def total_timing(stage_dir: Path) -> dict[str, float]:
+    """The sum over all workers."""
+    total = Counter[str]()
+    for path in sorted((stage_dir / UNITS).glob(".timing-*.json")):
+        total.update(read_json(path))
+    return dict(total)
 
 
 @dataclass(slots=True)

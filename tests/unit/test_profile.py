@@ -61,7 +61,7 @@ def right_call(prompt_token_ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def profile(run: Path, script: Script, how: ProfileSettings) -> dict[str, Any]:
-    renderer = CharacterRenderer()
+    renderer: Any = CharacterRenderer()
     stage = Stage.open(run, "profile", config={}, inputs={}, seed=SEED)
     return run_profile(
         stage,
@@ -225,7 +225,7 @@ def test_a_dead_engine_stops_the_stage_and_the_same_command_resumes_it(tmp_path:
     how = settings(unit_candidates=2)
     with pytest.raises(InfraLimitError, match=r"24 of 40 verdicts .* profile.max_infra_frac allows 0.05"):
         profile(tmp_path, dies_in_the_third_unit, how)
-    assert sorted(path.name for path in (tmp_path / "profile" / "units").iterdir()) == ["000000.jsonl", "000001.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "profile" / "units").glob("*.jsonl")) == ["000000.jsonl", "000001.jsonl"]
     assert not Stage.is_done(tmp_path, "profile")
     summary = profile(tmp_path, by_sample("rwrw"), how)
     assert (summary["num_profiled"], summary["infra_frac"]["value"]) == (9, 0.0)

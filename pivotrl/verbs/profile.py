@@ -1,0 +1,126 @@
+"""The verb `profile`, wired: one process, or one shard of several, or the local workers that the recipe asks for.
+
+The work is in pivotrl/profiling/. Called by pipeline.py and cli.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pivotrl import build
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.locks import exclusive
+from pivotrl.pipeline import LOCK, checkpoint_hash, open_stage, prepare, template_hash
+from pivotrl.profiling.measure import ProfileSettings
+from pivotrl.profiling.profile import finish_profile, profile_units
+from pivotrl.profiling.shards import WHOLE, Shard
+from pivotrl.profiling.workers import run_workers
+from pivotrl.rundir import Stage, output_hash
+from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
+
+
+def run_profile_stage(loaded: LoadedRecipe, run: Path) -> None:
+    """Does what is missing of the stage, with `profile.num_workers` processes, and finishes it."""
+    work = ProfileRun(loaded, run)
+    if (stage := work.open()) is None:
+        return
+    if (num_workers := loaded.recipe.profile.num_workers) > 1:
+        run_workers([_worker_command(loaded, run, Shard(index, num_workers)) for index in range(num_workers)], stage, work.candidates, work.settings)
+        renderer = build.renderer(loaded, run, work.reference)
+    else:
+        renderer = work.profile_units(stage, WHOLE)
+    with exclusive(run / LOCK):
+        if not Stage.is_done(run, stage.name):
+            finish_profile(stage, candidates=work.candidates, renderer=renderer, settings=work.settings, provenance=work.provenance)
+
+
+def run_shard(text: str, loaded: LoadedRecipe, run: Path) -> None:
+    """Profiles one shard and leaves merging to a call without one.
+
+    Raises:
+        UserError: for a shard that is none, or where an earlier stage has not been run.
+    """
+    shard = Shard.parse(text)
+    prepare("profile", loaded, run)
+    work = ProfileRun(loaded, run)
+    if (stage := work.open()) is None:
+        sys.stderr.write(f"profile: finished before, kept ({run / 'profile'})\n")
+    else:
+        work.profile_units(stage, shard)
+
+
+@dataclass(frozen=True)
+class ProfileRun:
+    """What the profile stage of one run reads, each opened when it is first asked for."""
+
+    loaded: LoadedRecipe
+    run: Path
+
+    def open(self) -> Stage | None:
+        """The stage's directory opened for work, or None where it is finished.
+
+        Raises:
+            UserError: where an earlier stage has not been run.
+        """
+        if self.loaded.recipe.sft is not None:
+            Stage.require(self.run, "sft")
+        inputs = {
+            "ingest": output_hash(self.ingest_dir),
+            "reference": self.policy_hash,
+            "chat_template": template_hash(self.loaded, self.run),
+        }
+        sections = ["profile", "render", "engine", "sampling", "verifier", "num_threads"]
+        with exclusive(self.run / LOCK):
+            return open_stage(self.loaded, self.run, "profile", sections, inputs, left_out=[("profile", "num_workers")])
+
+    def profile_units(self, stage: Stage, shard: Shard) -> Any:
+        """Makes the units of one shard with the reference policy; returns the renderer that it used."""
+        build.set_threads(self.loaded)
+        sampler = build.sampler(self.loaded, self.run, self.reference)
+        try:
+            profile_units(
+                stage,
+                shard,
+                candidates=self.candidates,
+                trajectories=TrajectoryStore.open(self.ingest_dir),
+                sampler=sampler,
+                renderer=sampler.renderer,
+                settings=self.settings,
+            )
+        finally:
+            sampler.engine.close()
+        return sampler.renderer
+
+    @cached_property
+    def ingest_dir(self) -> Path:
+        return Stage.require(self.run, "ingest")
+
+    @cached_property
+    def reference(self) -> Path:
+        return build.reference_checkpoint(self.loaded, self.run)
+
+    @cached_property
+    def policy_hash(self) -> str:
+        return checkpoint_hash(self.reference)
+
+    @cached_property
+    def candidates(self) -> CandidateStore:
+        return CandidateStore.open(self.ingest_dir)
+
+    @property
+    def settings(self) -> ProfileSettings:
+        recipe = self.loaded.recipe
+        return ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return {"policy_hash": self.policy_hash, "verifier": self.loaded.recipe.verifier.model_dump(mode="json")}
+
+
+def _worker_command(loaded: LoadedRecipe, run: Path, shard: Shard) -> list[str]:
+    words = [str(loaded.directory), *loaded.overrides, "--run", str(run), "--shard", f"{shard.index}/{shard.count}"]
+    return [sys.executable, "-m", "pivotrl", "profile", *words]
