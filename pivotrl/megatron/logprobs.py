@@ -79,8 +79,10 @@ def stream_layout(config: upstream.TransformerConfig) -> StreamLayout:
 
 def _hidden_states(model: torch.nn.Module, chunk: Any, stream: TokenStream) -> torch.Tensor:
     """The last layer's output [S, B, H]. Upstream's models return it where they are told that the projection is not theirs."""
+    # Only a count of tokens per expert asks which are padding; causal attention keeps it out of everything else.
+    padding_B_S = None if chunk.config.num_moe_experts is None else stream.padding_B_S
     with _replaced(chunk, "post_process", False), stream_rotary(chunk, stream.packing):
-        return model(stream.token_ids_B_S, stream.positions_B_S, None, packed_seq_params=stream.packing)
+        return model(stream.token_ids_B_S, stream.positions_B_S, None, packed_seq_params=stream.packing, padding_mask=padding_B_S)
 
 
 @contextmanager

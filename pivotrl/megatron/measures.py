@@ -19,6 +19,7 @@ from safetensors import safe_open
 from pivotrl.megatron.architecture import num_experts
 from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.hf_checkpoint import weight_files
+from pivotrl.megatron.prefix_layers import rows_per_expert
 from pivotrl.megatron.upstream import PLATFORM, TopKRouter
 from pivotrl.objective.microbatch import MicroBatch
 
@@ -50,7 +51,7 @@ class StepMeasures:
         return measures | self._peak | self._expert_load()
 
     def _count(self, router: Any, _arguments: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self._num_tokens_L_E[router.layer_number - 1] += output[1].detach().sum(dim=0)
+        self._num_tokens_L_E[router.layer_number - 1] += rows_per_expert(router, output[1].detach())
 
     def _expert_load(self) -> dict[str, float]:
         """Tokens of an expert over the mean of its layer. Tensor parallel copies and recomputed passes count each layer's tokens alike often."""

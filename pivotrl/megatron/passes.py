@@ -131,17 +131,14 @@ def _share(micro_batches: Sequence[MicroBatch]) -> list[_Dealt]:
 
 
 def _filler(like: MicroBatch) -> MicroBatch:
-    """Two tokens, the second scored, so that every layer has a forward and a backward pass."""
-    blank: dict[str, Any] = {}
+    """Two tokens, the second scored, so that every layer has a forward and a backward pass; both are padding, which no count sees."""
+    blank: dict[str, Any] = {"batching": "padded", "group_ids_B": None, "prefix_lengths_B": None}
     for field in dataclasses.fields(like):
         value = getattr(like, field.name)
-        if torch.is_tensor(value):
+        if torch.is_tensor(value) and field.name not in blank:
             blank[field.name] = torch.zeros((1, 2) if value.dim() == 2 else 1, dtype=value.dtype)
     filler = dataclasses.replace(like, **blank)
     filler.action_mask_B_T[0, 1] = 1
-    filler.lengths_B[0] = 2
-    if filler.prefix_lengths_B is not None:
-        filler.prefix_lengths_B[0] = 1
     return filler
 
 

@@ -3,8 +3,8 @@
 Upstream hands the description of a packed stream through to its core attention and its Mamba mixer. Where the description is a
 `SharedPrefixParams`, these functions answer in the layer's place; every other call reaches the layer. Projections, norms, MLPs and
 experts work token by token and need nothing, except that upstream's count of tokens per expert, which moves the balancing bias, is taken
-over rows: padding counts for none and a shared prefix for all of its actions. Suffixes: S = this rank's tokens of the stream,
-H = heads of queries, K = heads of keys and values, D = channels of a head.
+over rows: padding counts for none and a shared prefix for all of its actions. Suffixes: S = this rank's tokens of the stream, B = rows of a
+padded stream, E = experts, H = heads of queries, K = heads of keys and values, D = channels of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from pivotrl.megatron.prefix_attention import attend_branches
 from pivotrl.megatron.prefix_mamba import scan_branches
 from pivotrl.megatron.shared_prefix import SharedPrefixParams, StreamParams
 from pivotrl.megatron.slices import global_order
-from pivotrl.megatron.upstream import MambaMixer, TEDotProductAttention, TransformerLayer, all_to_all_hp2sp, all_to_all_sp2hp, parallel_state
+from pivotrl.megatron.upstream import (
+    MambaMixer,
+    TEDotProductAttention,
+    TopKRouter,
+    TransformerLayer,
+    all_to_all_hp2sp,
+    all_to_all_sp2hp,
+    parallel_state,
+)
 
 
 def share_prefixes(chunk: torch.nn.Module) -> None:
@@ -29,10 +37,16 @@ def share_prefixes(chunk: torch.nn.Module) -> None:
             _rebind(module, "forward", _attend)
         elif isinstance(module, MambaMixer):
             _rebind(module, "_ssm_training", _scan)
-        elif isinstance(module, TransformerLayer) and getattr(getattr(module.mlp, "router", None), "enable_expert_bias", False):
-            router: Any = getattr(module.mlp, "router")  # noqa: B009 (a mixture of experts has one, upstream's interface does not)
+        elif isinstance(module, TransformerLayer) and isinstance(router := getattr(module.mlp, "router", None), TopKRouter):
             module.register_forward_pre_hook(partial(_note_weights, router), with_kwargs=True)
-            _rebind(router, "_apply_expert_bias", _count_tokens)
+            if router.enable_expert_bias:
+                _rebind(router, "_apply_expert_bias", _count_tokens)
+
+
+def rows_per_expert(router: Any, routing_map: torch.Tensor) -> torch.Tensor:
+    """Tokens [E] that each expert got in a router's last pass, [tokens, E], counted over rows as the balancing bias is."""
+    weights = getattr(router, "stream_weights", None)
+    return routing_map.sum(dim=0) if weights is None else (routing_map * weights.unsqueeze(1)).sum(dim=0)
 
 
 def _rebind(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -82,19 +96,31 @@ def _scan(mixer: Any, ssm_training: Callable[..., torch.Tensor], projected: torc
     return scan_branches(mixer, projected, packed_seq_params)
 
 
-def _note_weights(router: Any, layer: Any, _arguments: Any, named: dict[str, Any]) -> None:
-    """Leaves the stream's weights with the router, to which upstream hands no description; also before a recomputed forward pass."""
-    packing = named.get("packed_seq_params")
+def _note_weights(router: Any, layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leaves the weights of the stream's tokens with the router; also before a recomputed forward pass.
+
+    Upstream hands a router no description of the stream. It does hand it a padding mask, and then multiplies maps [tokens, E] by masks
+    [tokens], which fits no shape; the mask goes no further than here.
+    """
+    packing, padding_B_S = named.get("packed_seq_params"), named.pop("padding_mask", None)
     weights_S = packing.token_weights_S if isinstance(packing, StreamParams) else None
-    if weights_S is not None and layer.config.sequence_parallel:
-        weights_S = weights_S.chunk(layer.config.tensor_model_parallel_size)[parallel_state.get_tensor_model_parallel_rank()]
+    if padding_B_S is not None:
+        # The first stage of upstream's GPTModel splits the mask as sequence parallelism splits the stream; its other models and stages do not.
+        is_whole = padding_B_S.shape[1] != named["hidden_states"].shape[0]
+        weights_S = (~_own_part(padding_B_S.T, layer.config) if is_whole else ~padding_B_S.T).flatten()
+    elif weights_S is not None and layer.config.sequence_parallel:
+        weights_S = _own_part(weights_S, layer.config)
     router.stream_weights = weights_S
+    return arguments, named
 
 
-def _count_tokens(router: Any, count: Callable[..., None], routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
+def _own_part(tensor_S: torch.Tensor, config: Any) -> torch.Tensor:
+    """The part of [S, ...] whose residual stream this tensor parallel rank holds."""
+    return tensor_S.chunk(config.tensor_model_parallel_size)[parallel_state.get_tensor_model_parallel_rank()]
+
+
+def _count_tokens(router: Any, _count: Callable[..., None], routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
     """Upstream's `TopKRouter._apply_expert_bias`, by weight. Like there, a pass without gradients counts nothing."""
-    if router.stream_weights is None:
-        return count(routing_map, padding_mask=padding_mask)
+    assert padding_mask is None
     if torch.is_grad_enabled():
-        router.local_tokens_per_expert += (routing_map * router.stream_weights.unsqueeze(1)).sum(dim=0)
-    return None
+        router.local_tokens_per_expert += rows_per_expert(router, routing_map)

@@ -58,6 +58,8 @@ class TokenStream:
     """int64, each token's position in its own sequence."""
     packing: StreamParams | None
     """What attention and Mamba layers need to keep the stream's sequences apart; None where `padded`."""
+    padding_B_S: torch.Tensor | None
+    """bool, true at padding, where `padded`; else None, since `packing` says which tokens count."""
     source_N: torch.Tensor
     """Which hidden state, of [S, B] flattened, predicts each scored token; one may predict the first token of several actions."""
     row_N: torch.Tensor
@@ -77,7 +79,7 @@ def token_stream(batch: MicroBatch, layout: StreamLayout) -> TokenStream:
         raise ValueError("the action mask is set in column 0, which no token predicts")
     row_N, column_N = mask_B_T.nonzero(as_tuple=True)
     if batch.batching == "padded":
-        return _padded(batch.token_ids_B_T, row_N, column_N, layout)
+        return _padded(batch, row_N, column_N, layout)
     return _packed(batch, row_N, column_N, layout)
 
 
@@ -89,17 +91,19 @@ def stream_tokens(batch: MicroBatch, layout: StreamLayout) -> tuple[int, int]:
     return 1, _segments(batch, layout).total // layout.context_parallel_size
 
 
-def _padded(token_ids_B_T: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor, layout: StreamLayout) -> TokenStream:
-    rows, tokens = token_ids_B_T.shape
+def _padded(batch: MicroBatch, row_N: torch.Tensor, column_N: torch.Tensor, layout: StreamLayout) -> TokenStream:
+    rows, tokens = batch.token_ids_B_T.shape
     total = _round_up(tokens, layout.total_multiple)
-    ids_B_S = torch.nn.functional.pad(token_ids_B_T, (0, total - tokens)) if total > tokens else token_ids_B_T
+    ids_B_S = torch.nn.functional.pad(batch.token_ids_B_T, (0, total - tokens)) if total > tokens else batch.token_ids_B_T
     positions_B_S = torch.arange(total, device=ids_B_S.device).expand_as(ids_B_S)
+    padding_B_S = positions_B_S >= batch.lengths_B.unsqueeze(1)
     if layout.context_parallel_size == 1:
-        return TokenStream(ids_B_S, positions_B_S, None, (column_N - 1) * rows + row_N, row_N, column_N)
+        return TokenStream(ids_B_S, positions_B_S, None, padding_B_S, (column_N - 1) * rows + row_N, row_N, column_N)
     mine_S = _own_positions([0, total], layout).to(ids_B_S.device)
     place_N, is_mine_N = _local_places(column_N - 1, mine_S, total)
     row_N, column_N = row_N[is_mine_N], column_N[is_mine_N]
-    return TokenStream(ids_B_S[:, mine_S], positions_B_S[:, mine_S], None, place_N * rows + row_N, row_N, column_N)
+    parts = (tensor_B_S[:, mine_S] for tensor_B_S in (ids_B_S, positions_B_S))
+    return TokenStream(*parts, None, padding_B_S[:, mine_S], place_N * rows + row_N, row_N, column_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def _packed(batch: MicroBatch, row_N: torch.Tensor, column_N: torch.Tensor, layo
         row_N, column_N = row_N[is_mine_N], column_N[is_mine_N]
         ids_S, positions_S, weights_S = ids_S[mine_S], positions_S[mine_S], weights_S[mine_S]
     packing = _packing(segments, positions_S, weights_S)
-    return TokenStream(ids_S.unsqueeze(0), positions_S.unsqueeze(0), packing, source_N, row_N, column_N)
+    return TokenStream(ids_S.unsqueeze(0), positions_S.unsqueeze(0), packing, None, source_N, row_N, column_N)
 
 
 def _packing(segments: _Segments, positions_S: torch.Tensor, weights_S: torch.Tensor) -> StreamParams:
