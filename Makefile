@@ -6,6 +6,9 @@ STAMP := $(VENV)/.setup
 UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
 RUN ?= runs/quickstart
 
+# The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup quickstart test lint unit pins smollm2-model fuzz docs clean
 
 setup: $(STAMP)

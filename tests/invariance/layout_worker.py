@@ -1,22 +1,16 @@
-"""Runs trainers in many layouts in one group of processes: the worker of test_layouts.
+"""Runs a trainer in a layout: the worker of test_layouts (fakes/ranks.py runs it).
 
-    torchrun --nproc-per-node N layout_worker.py JOBS.json RESULTS.json
-
-JOBS.json is a list of jobs: a model's directory, a layout (keys of `parallel`), how the step's rows are laid out, and optionally a
-checkpoint to load from or save to. The first process writes what every job measured; all processes must have measured the same.
+A job is a model's directory, a layout (keys of `parallel`), how the step's rows are laid out, and optionally a checkpoint to load from or
+save to.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from fakes.trainer_batches import joined, micro_batches, policy_loss
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
@@ -75,23 +69,3 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     if "save" in job:
         trainer.save_checkpoint(Path(job["save"]), {})
     return {"logprobs": [values for _, values in sorted(rows.items())], "steps": steps}
-
-
-def main() -> None:
-    """Runs the jobs in order."""
-    jobs, results = (Path(name) for name in sys.argv[1:])
-    torch.set_num_threads(1)
-    measured = []
-    for job in json.loads(jobs.read_text()):
-        measured.append(measure(job))
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, measured[-1])
-        assert all(each == measured[-1] for each in everywhere), f"processes disagree about {job}"
-    if dist.get_rank() == 0:
-        results.write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,19 @@
 """Packed and shared-prefix steps in parallel layouts equal a padded step of one process: log-probs, loss, gradient norm, next step.
 
-Each number of processes is started once and runs all its models and layouts. The dense model is a Qwen3, the mixture a Qwen3-MoE, the
+The dense model is a Qwen3, the mixture a Qwen3-MoE, the
 hybrid a Nemotron-3: Mamba-2, latent experts, attention.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.ranks import measure_on_ranks
 from fakes.trainer_batches import save_model
 
-_HERE = Path(__file__).parent
+_WORKER = Path(__file__).with_name("batching_worker.py")
 _TP, _PP, _CP, _EP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"
 _SEQUENCE = {_TP: 2, "sequence_parallel": True}
 _FAMILIES = {"dense": "qwen3", "mixture": "qwen3_moe", "hybrid": "nemotron_3"}
@@ -55,17 +52,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, A
     """What every case measured."""
     directory = tmp_path_factory.mktemp("layouts")
     models = {model: str(save_model(directory / model, family)) for model, family in _FAMILIES.items()}
-    results: dict[Case, dict[str, Any]] = {}
-    for world, layouts in _LAYOUTS.items():
-        cases = [case for case in _CASES if case[0] == world]
-        keys = {name: parallel for name, parallel, _ in layouts}
-        jobs, answers = directory / f"jobs{world}.json", directory / f"answers{world}.json"
-        jobs.write_text(json.dumps([(models[model], keys[name], mode) for _, model, name, mode in cases]))
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{_HERE.parents[1]}{os.pathsep}{_HERE.parent}"}
-        subprocess.run([*launch, str(_HERE / "batching_worker.py"), str(jobs), str(answers)], check=True, env=environment)
-        results.update(zip(cases, json.loads(answers.read_text()), strict=True))
-    return results
+    keys = {(world, name): parallel for world, layouts in _LAYOUTS.items() for name, parallel, _ in layouts}
+    cases = {world: [case for case in _CASES if case[0] == world] for world in _LAYOUTS}
+    jobs = {world: [(models[model], keys[world, name], mode) for _, model, name, mode in here] for world, here in cases.items()}
+    answers = measure_on_ranks(_WORKER, jobs, directory)
+    return {case: answer for world, here in cases.items() for case, answer in zip(here, answers[world], strict=True)}
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: ", ".join(case[1:]))
@@ -78,4 +69,7 @@ def test_every_mode_in_every_layout_is_the_padded_step_of_one_process(measured: 
     for (loss, norm), (expected_loss, expected_norm) in zip(ours["steps"], expected["steps"], strict=True):
         assert loss == pytest.approx(expected_loss, abs=2e-5)
         assert norm == pytest.approx(expected_norm, rel=5e-4)
+    assert ours["biases"].keys() == expected["biases"].keys()
+    for name, bias in expected["biases"].items():
+        assert ours["biases"][name] == pytest.approx(bias, abs=1e-6)
     assert expected["steps"][0] != pytest.approx(expected["steps"][1], rel=1e-3), "the first update moved nothing"

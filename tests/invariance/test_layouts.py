@@ -1,26 +1,19 @@
 """The parallel layout changes no number: log-probs, losses and gradients of 1, 2 and 4 processes, and of runs resumed in another layout.
 
-Every world size is started once and runs all its cases (`layout_worker`); the reference is the same trainer in this process, alone. Each
-case takes two optimizer steps, so that its second loss has been through the optimizer. A gradient averaged instead of summed over two
-processes, or a filler that counts, is off by tens of percent; the bars are at rounding.
+The reference is the same trainer alone. Each case takes two optimizer steps, so that its second loss has been through the optimizer. A
+gradient averaged instead of summed over two processes, or a filler that counts, is off by tens of percent; the bars are at rounding.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from fakes.ranks import measure_on_ranks
 from fakes.trainer_batches import save_model
-
-sys.path.insert(0, str(Path(__file__).parent))
-from layout_worker import ARRANGEMENTS, measure
 
 _LOGPROB_BAR, _LOSS_BAR, _GRAD_NORM_BAR, _RESUMED_LOSS_BAR = 2e-6, 2e-5, 5e-4, 1e-5
 _SHORT = {
@@ -71,6 +64,10 @@ _CASES = [
 _RESUMED = [Case(2, layout, load=True) for layout in ("", "tp=2", "pp=2", "pp=2 vpp=2", "cp=2")]
 _RESUMED_MOE = [Case(2, layout, "moe", load=True) for layout in ("", "tp=2 sp=1", "ep=2 resume=weights")]
 _REFUSED = Case(2, "ep=2", "moe", load=True)
+_ARRANGEMENTS = ("one each", "reversed", "padded", "packed")
+_ALONE = {family: Case(1, "", family) for family in _FAMILIES}
+_ARRANGED = {arrangement: Case(1, "", arrangement=arrangement) for arrangement in _ARRANGEMENTS}
+_RESUMED_ALONE = Case(1, "", load=True)
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +83,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(models: Path) -> dict[Case, dict[str, Any]]:
     """What every case measured."""
-    torch.set_num_threads(1)
-    cases = [*_CASES, *_RESUMED, *_RESUMED_MOE, _REFUSED]
-    results = {}
-    for world_size in (2, 4):
-        here = [case for case in cases if case.world_size == world_size]
-        jobs = [case.job(models) for case in here]
-        if world_size == 2:
-            jobs = [{**Case(2, "", name).job(models), "num_steps": 1, "save": str(models / f"{name}_saved")} for name in _SAVED] + jobs
-        results |= dict(zip(here, _run(models, world_size, jobs)[-len(here) :], strict=True))
-    return results
-
-
-def _run(directory: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    files = [directory / f"{name}_{world_size}.json" for name in ("jobs", "results")]
-    files[0].write_text(json.dumps(jobs))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (_WORKER.parents[2], _WORKER.parents[1])))}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), str(_WORKER), *map(str, files)]
-    worker = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert worker.returncode == 0, worker.stderr[-5000:]
-    return json.loads(files[1].read_text())
+    cases = [*_CASES, *_RESUMED, *_RESUMED_MOE, _REFUSED, *_ALONE.values(), *_ARRANGED.values(), _RESUMED_ALONE]
+    # Two first: they save what others resume. Jobs of one layout after another, so that process groups are made once per layout.
+    by_size = {size: sorted((case for case in cases if case.world_size == size), key=lambda case: (case.load, case.layout)) for size in (2, 1, 4)}
+    jobs = {size: [case.job(models) for case in here] for size, here in by_size.items()}
+    jobs[2] = [{**Case(2, "", name).job(models), "num_steps": 1, "save": str(models / f"{name}_saved")} for name in _SAVED] + jobs[2]
+    answers = measure_on_ranks(_WORKER, jobs, models)
+    return {case: answer for size, here in by_size.items() for case, answer in zip(here, answers[size][-len(here) :], strict=True)}
 
 
 def _differences(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float, float]:
@@ -121,11 +105,10 @@ def _differences(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_no_layout_changes_a_number(models: Path, measured: dict[Case, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    alone = {family: measure(Case(1, "", family).job(models)) for family in _FAMILIES}
+def test_no_layout_changes_a_number(measured: dict[Case, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     rows = []
     for case in _CASES:
-        expected = alone[case.family]
+        expected = measured[_ALONE[case.family]]
         rows.append((case, _differences(measured[case], expected)))
         assert measured[case]["steps"][0][2:] == pytest.approx(expected["steps"][0][2:], rel=1e-5), case
     with capsys.disabled():
@@ -142,21 +125,18 @@ def test_no_layout_changes_a_number(models: Path, measured: dict[Case, dict[str,
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_resumes_in_another_layout(models: Path, measured: dict[Case, dict[str, Any]]) -> None:
-    undisturbed = {family: measure(Case(1, "", family).job(models))["steps"][1] for family in _SAVED}
-    alone = Case(1, "", load=True)
-    results = {alone: measure(alone.job(models)), **{case: measured[case] for case in [*_RESUMED, *_RESUMED_MOE]}}
-    for case, result in results.items():
-        loss, grad_norm = undisturbed[case.family][:2]
+def test_a_run_resumes_in_another_layout(measured: dict[Case, dict[str, Any]]) -> None:
+    for case in (_RESUMED_ALONE, *_RESUMED, *_RESUMED_MOE):
+        result = measured[case]
+        loss, grad_norm = measured[_ALONE[case.family]]["steps"][1][:2]
         assert result["steps"][0][0] == pytest.approx(loss, abs=_RESUMED_LOSS_BAR), case
         assert result["steps"][0][1] == pytest.approx(grad_norm, rel=_GRAD_NORM_BAR), case
     assert "parallel.resume to weights" in measured[_REFUSED]["refused"]
 
 
-@pytest.mark.parametrize("arrangement", list(ARRANGEMENTS))
-def test_the_arrangement_of_rows_changes_no_number(models: Path, arrangement: str) -> None:
-    expected = measure(Case(1, "", arrangement="uneven").job(models))
-    logprob, loss, grad_norm = _differences(measure(Case(1, "", arrangement=arrangement).job(models)), expected)
+@pytest.mark.parametrize("arrangement", _ARRANGEMENTS)
+def test_the_arrangement_of_rows_changes_no_number(measured: dict[Case, dict[str, Any]], arrangement: str) -> None:
+    logprob, loss, grad_norm = _differences(measured[_ARRANGED[arrangement]], measured[_ALONE["dense"]])
     assert logprob <= _LOGPROB_BAR
     assert loss <= _LOSS_BAR
     assert grad_norm <= _GRAD_NORM_BAR
