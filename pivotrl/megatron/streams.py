@@ -102,8 +102,8 @@ def _padded(batch: MicroBatch, row_N: torch.Tensor, column_N: torch.Tensor, layo
     mine_S = _own_positions([0, total], layout).to(ids_B_S.device)
     place_N, is_mine_N = _local_places(column_N - 1, mine_S, total)
     row_N, column_N = row_N[is_mine_N], column_N[is_mine_N]
-    parts = (tensor_B_S[:, mine_S] for tensor_B_S in (ids_B_S, positions_B_S))
-    return TokenStream(*parts, None, padding_B_S[:, mine_S], place_N * rows + row_N, row_N, column_N)
+    ids_B_S, positions_B_S, padding_B_S = (tensor_B_S[:, mine_S] for tensor_B_S in (ids_B_S, positions_B_S, padding_B_S))
+    return TokenStream(ids_B_S, positions_B_S, None, padding_B_S, place_N * rows + row_N, row_N, column_N)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def test_changing_one_sample_moves_no_other(model: LanguageModel, batching: str)
 @pytest.mark.parametrize("batching", ["padded", "packed", "shared_prefix"])
 def test_experts_are_counted_by_rows_whatever_the_stream(model: LanguageModel, batching: str) -> None:
     """What moves the balancing bias: rows one by one, without padding, are the count meant."""
-    counters = [module.local_tokens_per_expert for module in model.modules() if getattr(module, "local_tokens_per_expert", None) is not None]
+    counters: list[torch.Tensor] = [tensor for name, tensor in model.named_buffers() if name.endswith("local_tokens_per_expert")]
     if not counters:
         pytest.skip("a family without a balancing bias")
     rows = draw_samples(_SHAPES["several groups, one of one action"])

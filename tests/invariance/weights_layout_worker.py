@@ -33,7 +33,7 @@ def measure(job: Mapping[str, Any]) -> int:
     """
     directory, layout = Path(job["directory"]), ParallelConfig(**job["parallel"])
     initialize_parallel(layout, seed=0)
-    chunks = build_model(read_config(directory), layout)
+    chunks: list[Any] = [*build_model(read_config(directory), layout)]
     load_hf(chunks, directory)
     with CheckpointTensors(directory) as stored:
         exported = dict(export_hf(chunks))
