@@ -1,7 +1,7 @@
 """The `pivotrl` command: `pivotrl VERB RECIPE [--run RUN] [key=value ...]`.
 
 Parses words and prints results; the work is in pipeline.py, imported only when a verb runs, so that `pivotrl --help` is
-quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3;
+quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3, one that was asked to stop 75;
 `audit` exits 1 where a verifier rejects an expert's action, `verify` where a compatibility verifier disagrees with its grader.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pivotrl.errors import InfraLimitError, UserError
+from pivotrl.errors import EXIT_STOPPED, InfraLimitError, StopRequestedError, UserError
 
 EXIT_DISAGREES = 1
 EXIT_BUG = 1
@@ -146,6 +146,22 @@ def plan(
 
 
 @app.command()
+def launch(
+    recipe: RecipeArgument,
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="A cluster file, see launch/clusters/example.yaml.", show_default=False)],
+    overrides: OverridesArgument = None,
+    run: RunOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the scripts and print their cost; submit nothing.")] = False,
+) -> None:
+    """A recipe's stages as SLURM jobs that wait for each other, with everything they need below RUN/launch."""
+    from pivotrl import pipeline
+    from pivotrl.verbs.launch import run_launch
+
+    loaded = pipeline.load(recipe, overrides or [])
+    run_launch(loaded, cluster, run or pipeline.default_run(loaded), dry_run=dry_run)
+
+
+@app.command()
 def config(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     """Print every value of a recipe and where it came from."""
     from pivotrl import pipeline
@@ -258,6 +274,9 @@ def _run() -> None:
         _fail(str(error), EXIT_USER)
     except InfraLimitError as error:
         _fail(str(error), EXIT_INFRA)
+    except StopRequestedError as stop:
+        sys.stderr.write(f"pivotrl: {stop}\n")
+        sys.exit(EXIT_STOPPED)
     except OSError as error:
         # A path the user named that cannot be read or written; an OSError without a file name is ours and keeps its traceback.
         if error.filename is None:

@@ -17,5 +17,13 @@ class UserError(ValueError):
         self.problem, self.rule, self.fix = problem, rule, fix
 
 
+# Exit code of a stage that saved and stopped because it was asked to: try again later (EX_TEMPFAIL of sysexits.h).
+EXIT_STOPPED = 75
+
+
 class InfraLimitError(RuntimeError):
     """Too many verdicts of one stage were the infrastructure's fault (judge down, engine dead), so its numbers would mean nothing."""
+
+
+class StopRequestedError(RuntimeError):
+    """A training stage found a file RUN/stop after a step, has saved a checkpoint and ends; the same command goes on from there."""

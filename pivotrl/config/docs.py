@@ -1,4 +1,4 @@
-"""docs/config.md and docs/metrics.md from the schema and the registry, so that they cannot drift: `make docs`, checked by a test."""
+"""Pages of docs/ from the schema and the registry, so that they cannot drift: `make docs`, checked by a test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAliasType, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pivotrl.config.launch import ClusterFile
 from pivotrl.config.load import section_models
 from pivotrl.config.schema import Recipe
 from pivotrl.metrics import registered
@@ -24,10 +25,21 @@ def config_page() -> str:
         "Generated from `pivotrl/config/` by `make docs`. A key without a default must be in the recipe; unknown keys fail.",
         "`pivotrl config RECIPE` prints every value of a recipe and where it came from.",
     ]
-    for title, model in _sections("", Recipe):
+    return "\n".join(lines + _tables("recipe.yaml", Recipe)) + "\n"
+
+
+def cluster_page() -> str:
+    """Markdown of every key of a cluster file."""
+    lines = ["# Cluster files", "", "Generated from `pivotrl/config/launch.py` by `make docs`; what they are for is in [launch.md](launch.md)."]
+    return "\n".join(lines + _tables("launch/clusters/NAME.yaml", ClusterFile)) + "\n"
+
+
+def _tables(file: str, root: type[BaseModel]) -> list[str]:
+    lines: list[str] = []
+    for title, model in _sections("", root):
         lines += [
             "",
-            f"## {title or 'recipe.yaml'}",
+            f"## {title or file}",
             "",
             " ".join((model.__doc__ or "").split()),
             "",
@@ -38,7 +50,7 @@ def config_page() -> str:
             f"| `{name}` | {_type_name(info)} | {_default(info)} | {' '.join((info.description or 'Chooses this form of the section.').split())} |"
             for name, info in model.model_fields.items()
         ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def metrics_page() -> str:
@@ -89,15 +101,18 @@ def _annotation_name(annotation: Any) -> str:
     parts = [part for part in get_args(annotation) if part is not Ellipsis]
     if not parts:
         return str(getattr(annotation, "__name__", annotation)).lower()
+    if get_origin(annotation) is dict:
+        return f"mapping to {_annotation_name(parts[1])}"
     if get_origin(annotation) is tuple:
         return f"list of {_annotation_name(parts[0])}"
     return " | ".join(_annotation_name(part) for part in parts)
 
 
 def main() -> None:
-    """Writes both pages."""
+    """Writes the pages."""
     DOCS.mkdir(exist_ok=True)
     (DOCS / "config.md").write_text(config_page())
+    (DOCS / "cluster_files.md").write_text(cluster_page())
     (DOCS / "metrics.md").write_text(metrics_page())
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from pivotrl.config.engines import EngineConfig, PlacementConfig, WeightSyncConfig
 from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
+from pivotrl.config.launch import LaunchConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
 from pivotrl.config.parallel import ParallelConfig as ParallelConfig
 from pivotrl.config.profiling import ProfileConfig as ProfileConfig
@@ -265,6 +266,8 @@ class Recipe(Section):
     """Where the rollout engine runs."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """Handing new weights to the engine."""
+    launch: LaunchConfig = LaunchConfig()
+    """Nodes on a cluster."""
 
     @model_validator(mode="after")
     def _scratch_needs_sft(self) -> Recipe:

@@ -65,7 +65,7 @@ def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: L
         is_due = plan.is_due(trainer.steps_done, every=plan.checkpoint_every)
         drift = {"optim/parameter_drift/mean": trainer.parameter_drift()} if is_due else {}
         record.log(step, data, {**held_out, **data.metrics, **objective_metrics(results), **drift, **watch.metrics(data, results)})
-        if is_due:
+        if is_due or record.is_asked_to_stop:
             record.save(trainer)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from pivotrl.errors import StopRequestedError
 from pivotrl.observability.sinks import MetricSink, SinkPosition
 from pivotrl.progress import ProgressBar
 from pivotrl.training.checkpoints import Best, Checkpoints
@@ -19,6 +20,8 @@ from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import HeldOutScore
 
+# A run whose directory holds this file is asked to save and stop: what a batch job does before its time limit.
+STOP_FILE = "stop"
 _NOTHING_WRITTEN = SinkPosition(metrics_bytes=0, timing_bytes=0)
 
 
@@ -29,6 +32,7 @@ class RunRecord:
         self._sink, self._bar, self._num_steps, self._updates_per_rollout = sink, bar, num_steps, updates_per_rollout
         self._ledgers = {name: Ledger(stage_dir / name) for name in (LEDGER, ROLLOUTS, VALIDATIONS)}
         self._trace = trace
+        self._stop_file = stage_dir.parent / STOP_FILE
         self.checkpoints = Checkpoints(stage_dir)
         self.best: Best | None = None
         self.is_stopped_early = False
@@ -70,11 +74,22 @@ class RunRecord:
             self._sink.write(step, metrics)
             self._sink.show(step, self._num_steps, metrics)
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the run is to save and stop before it is done."""
+        return self._stop_file.exists()
+
     def save(self, trainer: PolicyTrainer) -> None:
-        """Writes a checkpoint of trainer and record."""
+        """Writes a checkpoint of trainer and record.
+
+        Raises:
+            StopRequestedError: afterwards, where the run was asked to stop.
+        """
         state = {
             "sink": self._sink.position().as_dict(),
             "ledgers": {name: ledger.position() for name, ledger in self._ledgers.items()},
             "best": asdict(self.best) if self.best else None,
         }
         self.checkpoints.save(trainer, state, best=self.best)
+        if self.is_asked_to_stop:
+            raise StopRequestedError(f"stopped after step {trainer.steps_done} as {self._stop_file} asks; remove it, and the same command goes on")

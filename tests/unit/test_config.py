@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pivotrl.config.docs import DOCS, config_page, metrics_page
+from pivotrl.config.docs import DOCS, cluster_page, config_page, metrics_page
 from pivotrl.config.load import COMMAND_LINE, DEFAULT, load_recipe, load_verifier
 from pivotrl.config.verifiers import ToolCallVerifierConfig
 from pivotrl.errors import UserError
@@ -153,6 +153,7 @@ def test_a_folder_without_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_generated_pages_are_current() -> None:
     assert (DOCS / "config.md").read_text() == config_page(), "run `make docs`"
+    assert (DOCS / "cluster_files.md").read_text() == cluster_page(), "run `make docs`"
     assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
 
 

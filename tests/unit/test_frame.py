@@ -19,7 +19,7 @@ TIERS = (
     {"types", "identity", "errors", "metrics", "progress", "console", "locks", "rundir", "config", "actions"},
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
-    {"profiling", "training", "evaluation", "observability", "planning", "gym"},
+    {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching"},
     {"build", "build_verifiers"},
     {"pipeline", "verbs"},
     {"cli", "__main__"},

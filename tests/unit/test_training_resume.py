@@ -9,6 +9,7 @@ from fakes.bandit import Killed
 from fakes.bandit_run import bandit_train_config, data_bytes, run_bandit
 
 from pivotrl.config.schema import TrainConfig
+from pivotrl.errors import StopRequestedError
 from pivotrl.training.ledger import Ledger
 
 CONFIGS = {
@@ -89,6 +90,32 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
             assert kills < 10
     assert kills > 0
     assert data_bytes(tmp_path / "killed") == data_bytes(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize("num_calls", [1, 8, 14])
+def test_a_run_asked_to_stop_saves_after_the_step_it_is_in_and_goes_on_with_the_same_bytes(
+    tmp_path: Path, config: TrainConfig, num_calls: int
+) -> None:
+    """RUN/stop appears at a call; the checkpoints, one more than the undisturbed run writes, are left out of the comparison."""
+    run_bandit(tmp_path / "undisturbed", config)
+    counter, stop = KillAt(10**9), tmp_path / "stopped" / "stop"
+
+    def ask(name: str) -> None:
+        counter(name)
+        if counter.count == num_calls:
+            stop.parent.mkdir(exist_ok=True)
+            stop.touch()
+
+    with pytest.raises(StopRequestedError):
+        run_bandit(tmp_path / "stopped", config, on_call=ask)
+    saved = max(path.name for path in (tmp_path / "stopped" / "train" / "checkpoints").iterdir())
+    rounds = (tmp_path / "stopped" / "train" / "metrics.jsonl").read_bytes().count(b"\n")
+    assert int(saved.removeprefix("step_")) == rounds * config.updates_per_rollout
+    stop.unlink()
+    run_bandit(tmp_path / "stopped", config)
+    kept = [{name: data for name, data in data_bytes(tmp_path / run).items() if "checkpoints" not in name} for run in ("stopped", "undisturbed")]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "ledger.jsonl", "validation.jsonl"])

@@ -1,0 +1,119 @@
+"""Files and options of `pivotrl launch`: what a recipe asks of a cluster (its section `launch`), and one cluster's own file.
+
+The recipe says how many nodes; the cluster file says where they are, how a program starts there and which environment it gets. Neither
+changes a number, so neither is part of a stage's identity. The GPU's figures stay in configs/clusters/, which the cluster file names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pivotrl.config.section import PositiveInt, Section
+
+JobName = Literal["ingest", "sft", "profile", "select", "train", "convert", "eval", "report"]
+Duration = Annotated[str, Field(pattern=r"^(\d+-)?\d{1,2}:\d{2}:\d{2}$")]
+"""[days-]hours:minutes:seconds, as sbatch takes it."""
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+# A value that lands between quotes in a script, or a path in an #SBATCH line.
+PlainText = Annotated[str, Field(pattern=r"^[^\n'\"`$\\]*$")]
+PlainPath = Annotated[str, Field(pattern=r"^[^\s'\"`$\\,]+$")]
+
+
+class LaunchConfig(Section):
+    """What the recipe asks of a cluster; used by `pivotrl launch` alone."""
+
+    train_nodes: PositiveInt = 1
+    """Nodes of the trainer, in `sft` and `train`."""
+    generation_nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes of the train job that only generate; 0: the trainer's processes generate too."""
+    processes_per_node: PositiveInt | None = None
+    """Trainer processes of a node. None: one per GPU, or one on a cluster without GPUs."""
+    profile_shards: PositiveInt = 1
+    """Jobs of one node that share the profiling."""
+    profile_shards_at_once: PositiveInt | None = None
+    """Most of them to run at a time. None: no limit."""
+    convert_to: Literal["megatron"] | None = None
+    """Form the trained checkpoint is converted to for the next stage, in RUN/convert. None: it stays in Hugging Face form in RUN/train/hf."""
+
+
+class ContainerConfig(Section):
+    """A container started by pyxis and enroot."""
+
+    image: PlainPath
+    """Image, as `srun --container-image` takes it: registry#path:tag, or a .sqsh file."""
+    mounts: tuple[PlainPath, ...] = ()
+    """HOST:CONTAINER[:ro] each. The run directory must be visible under the same path inside and outside."""
+    python: PlainPath = "python3"
+    """Python 3.12 inside the image with the requirements of requirements/gpu.txt installed."""
+
+
+class HealthConfig(Section):
+    """The check of every node before a job's work starts."""
+
+    min_free_gib: Annotated[float, Field(ge=0)] = 50.0
+    """Free space below the run directory and below scratch_dir."""
+    scratch_dir: PlainPath = "/tmp"
+    """Directory on the node's own disk."""
+    max_clock_skew_s: Annotated[float, Field(gt=0)] = 2.0
+    """Largest difference between a node's clock and the clock of the job's first node; what a message takes is in it."""
+    min_pair_gb_per_s: Annotated[float, Field(ge=0)] = 1.0
+    """Slowest all-reduce between two nodes, per pair of processes, that is still healthy; measured on 64 MiB."""
+    timeout_s: PositiveInt = 300
+    """The whole check; a node that has not answered by then is bad."""
+
+
+class ClusterFile(Section):
+    """One SLURM cluster: launch/clusters/NAME.yaml."""
+
+    name: PlainText
+    """Shown in plans."""
+    hardware: str | None = None
+    """configs/clusters file of the GPU nodes, relative to the working directory: GPUs per node and the figures behind GPU-hours. None: no GPUs."""
+    slurm_conf: PlainPath | None = None
+    """Configuration file of the SLURM to talk to. None: the system's own."""
+    account: PlainPath | None = None
+    """`sbatch --account`."""
+    partition: PlainPath | None = None
+    """Partition of jobs that compute."""
+    cpu_partition: PlainPath | None = None
+    """Partition of ingest, select, convert and report, which need no GPU. None: `partition`."""
+    qos: PlainPath | None = None
+    """`sbatch --qos`."""
+    reservation: PlainPath | None = None
+    """`sbatch --reservation`."""
+    exclude: tuple[PlainPath, ...] = ()
+    """Nodes never to use. Those a health check finds bad are excluded without being named here."""
+    gpu_option: PlainText = "--gpus-per-node={gpus}"
+    """How sbatch asks for GPUs; {gpus} is replaced. Empty: the partition gives whole nodes without being asked."""
+    sbatch_options: tuple[PlainText, ...] = ()
+    """Further options of every job, one `#SBATCH` line each, for example `--exclusive`."""
+    srun_options: tuple[PlainPath, ...] = ()
+    """Further options of every srun, for example `--cpu-bind=none`."""
+    container: ContainerConfig | None = None
+    """The container programs run in. Either this or `venv`."""
+    venv: PlainPath | None = None
+    """Virtual environment on the shared file system, an absolute path. Either this or `container`."""
+    path: PlainText = "/usr/local/bin:/usr/bin:/bin"
+    """PATH of the jobs' scripts."""
+    environment: dict[EnvironmentName, PlainText] = Field(default_factory=dict[EnvironmentName, PlainText])
+    """All the environment a program gets beside SLURM's own variables: NCCL, network interfaces, caches. Nothing is taken from the shell."""
+    default_time: Duration = "04:00:00"
+    """Time limit of jobs without one in `time`."""
+    time: dict[JobName, Duration] = Field(default_factory=dict[JobName, Duration])
+    """Time limit by job. A job that reaches it goes on from its last checkpoint in a new slot."""
+    stop_before_s: PositiveInt = 600
+    """How long before the time limit a job is told to save and stop: longer than one step, a validation and a checkpoint together."""
+    max_failures: Annotated[int, Field(ge=0)] = 5
+    """Starts that may end in a lost node, a killed process or a failed health check before the job is given up; time limits do not count."""
+    health: HealthConfig | None = HealthConfig()
+    """The check before work starts, or null for none."""
+
+    @model_validator(mode="after")
+    def _one_place_for_programs(self) -> ClusterFile:
+        if (self.container is None) == (self.venv is None):
+            raise ValueError("exactly one of container and venv must be given: programs run in one or in the other")
+        if self.venv is not None and not self.venv.startswith("/"):
+            raise ValueError(f"venv is {self.venv!r}; it must be an absolute path, as jobs start in a directory of their own")
+        return self

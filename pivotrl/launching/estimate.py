@@ -1,0 +1,96 @@
+"""GPU-hours of a launched run: what its jobs may use at most before they are started again, and what the planner expects of training.
+
+The first is exact arithmetic over node counts and time limits; the second is the planner's model of the machine (planning/cost.py) and no
+better than its stated efficiencies. Called by verbs/launch.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pivotrl.config.launch import ClusterFile
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.config.planning import ClusterConfig, PlanConfig, WorkloadConfig
+from pivotrl.config.schema import HuggingFaceModel
+from pivotrl.errors import UserError
+from pivotrl.launching.jobs import Job, time_limit
+
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one start of a job may use."""
+
+    name: str
+    nodes: int
+    """Of all jobs of an array together."""
+    gpus: int
+    time_limit: str
+    hours: float
+    """The time limit."""
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.hours
+
+
+@dataclass(frozen=True, slots=True)
+class TrainEstimate:
+    """The planner's expectation of the train job."""
+
+    gpu_hours: float
+    hours: float
+    step_s: float
+    fits: bool
+    """Whether the layout fits the GPUs' memory."""
+
+
+def slots(jobs: list[Job], cluster: ClusterFile, gpus_per_node: int) -> list[Slot]:
+    """One row per job."""
+    rows: list[Slot] = []
+    for job in jobs:
+        limit, nodes = time_limit(job, cluster), job.all_nodes * job.num_shards
+        rows.append(Slot(job.name, nodes, nodes * gpus_per_node if job.needs_gpu else 0, limit, hours(limit)))
+    return rows
+
+
+def hours(duration: str) -> float:
+    """Hours of a time limit.
+
+    >>> hours("1-02:30:00")
+    26.5
+    """
+    days, _, clock = duration.rpartition("-")
+    hour, minute, second = map(int, clock.split(":"))
+    return 24 * int(days or 0) + hour + minute / 60 + second / _SECONDS_PER_HOUR
+
+
+def train_estimate(loaded: LoadedRecipe, job: Job, hardware: ClusterConfig, run: Path) -> TrainEstimate | str:
+    """The planner's figures for the recipe's layout, or why there are none."""
+    recipe, train = loaded.recipe, loaded.recipe.train
+    if not isinstance(recipe.model, HuggingFaceModel):
+        return f"model.type is {recipe.model.type}; only a Hugging Face checkpoint is planned"
+    from pivotrl.planning.inputs import load_model
+    from pivotrl.planning.proposals import assess
+
+    longest = recipe.render.max_prompt_tokens + recipe.sampling.max_new_tokens
+    mean = WorkloadConfig()
+    workload = WorkloadConfig(
+        pivots_per_step=train.pivots_per_step,
+        group_size=train.group_size,
+        prompt_tokens=min(mean.prompt_tokens, recipe.render.max_prompt_tokens),
+        action_tokens=min(mean.action_tokens, recipe.sampling.max_new_tokens),
+        max_sequence_tokens=longest,
+        micro_batch_tokens=train.micro_batch_tokens,
+        is_prefix_shared=train.batching == "shared_prefix",
+        num_steps=train.num_steps,
+    )
+    plan = PlanConfig(num_nodes=job.all_nodes, generation_nodes=job.generation_nodes, has_reference=train.kl.beta > 0, workload=workload)
+    try:
+        _, shape = load_model(loaded.expand(recipe.model.path, run))
+        found = assess(shape, recipe.parallel, plan, hardware)
+    except UserError as error:
+        return str(error)
+    return TrainEstimate(found.cost.gpu_hours, found.cost.step_s * train.num_steps / _SECONDS_PER_HOUR, found.cost.step_s, found.fits)

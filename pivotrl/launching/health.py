@@ -1,0 +1,213 @@
+"""The check of a job's nodes before its work starts: `python -m pivotrl.launching.health`, one process per GPU, started by health.sh.
+
+Each process writes one line to DIRECTORY/<node>.<local rank>: `ok`, `bad REASON`, or `blames NODE REASON`. Tested are: the GPUs that
+the node should have, room on its own disk and below the run, the run's directory as the first node wrote it, the clock against the
+first node's, an all-reduce among the processes of a node, and one with each neighbour (NCCL on GPUs, gloo elsewhere). With three nodes
+or more a node is bad where no neighbour could exchange with it, so that a bad node does not take its neighbours along; of two nodes
+that cannot exchange both are. A process whose collective hangs or dies is a child's, so that the parent still reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+_GIB = 2**30
+_GIGA = 1e9
+_PAIR_BYTES = 64 * 2**20
+_NUM_REDUCTIONS = 3
+# A network file system may show a new file only after its caches have expired.
+_FILE_PATIENCE_S = 60.0
+_OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands."""
+
+    node: str
+    node_index: int
+    num_nodes: int
+    local_rank: int
+    per_node: int
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Checks and writes the verdict."""
+    parser = argparse.ArgumentParser(prog="python -m pivotrl.launching.health", description="Checks one process's node.")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--token", required=True)
+    parser.add_argument("--first-node", required=True)
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    for name in ("--min-free-gib", "--max-clock-skew-s", "--min-pair-gb-per-s", "--timeout-s"):
+        parser.add_argument(name, type=float, required=True)
+    options = parser.parse_args(words)
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    per_node = int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_STEP_NUM_NODES"])
+    place = Place(os.environ["SLURMD_NODENAME"], rank // per_node, size // per_node, local, per_node)
+    verdict = node_problem(options) or group_problem(place, options) or _OK
+    (options.directory / f"{place.node}.{local}").write_text(verdict + "\n")
+
+
+def node_problem(options: argparse.Namespace) -> str:
+    """What is wrong with this node by itself, as a verdict; empty where nothing is."""
+    deadline_s = time.monotonic() + min(_FILE_PATIENCE_S, options.timeout_s)
+    token = options.directory / "token"
+    while not (token.is_file() and token.read_text().strip() == options.token):
+        if time.monotonic() > deadline_s:
+            return f"bad it does not see {token} as the first node wrote it"
+        time.sleep(0.5)
+    for directory in (options.scratch, options.directory):
+        try:
+            free_gib = shutil.disk_usage(directory).free / _GIB
+        except OSError as error:
+            return f"bad {directory}: {error.strerror}"
+        if free_gib < options.min_free_gib:
+            return f"bad {free_gib:.1f} GiB are free below {directory}, {options.min_free_gib:g} are asked for"
+    if options.gpus:
+        import torch
+
+        if torch.cuda.device_count() != options.gpus:
+            return f"bad {torch.cuda.device_count()} GPUs are usable, {options.gpus} should be"
+    return ""
+
+
+def group_problem(place: Place, options: argparse.Namespace) -> str:
+    """What is wrong between this process and the others, as a verdict; empty where nothing is."""
+    if place.num_nodes * place.per_node == 1:
+        return ""
+    from torch.distributed import DistError, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    patience = timedelta(seconds=options.timeout_s)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_first = place.node_index == place.local_rank == 0
+    try:
+        store = TCPStore(address, port, is_master=is_first, timeout=patience, wait_for_workers=False)
+        skew_s = clock_skew_s(PrefixStore("clock", store), place, is_first=is_first, patience_s=options.timeout_s / 2)
+    except (DistError, RuntimeError) as error:
+        return (
+            f"bad its processes cannot meet: {_first_line(error)}"
+            if is_first
+            else f"blames {options.first_node} it cannot be reached at {address}:{port}"
+        )
+    if skew_s > options.max_clock_skew_s:
+        return f"bad its clock differs by {skew_s:.1f} s from the first node's, {options.max_clock_skew_s:g} s are allowed"
+    problem = exchange_problem(place, options)
+    if is_first:
+        # The store is this process's: the others still need it.
+        store.add("done", 1)
+        _wait_for_count(store, "done", place.num_nodes * place.per_node, patience_s=2 * options.timeout_s)
+    else:
+        store.add("done", 1)
+    return problem
+
+
+def clock_skew_s(store: object, place: Place, *, is_first: bool, patience_s: float) -> float:
+    """How far this clock is from the first process's, a message's time included: all wait for its word, which is its time.
+
+    The first process does not wait for those that do not come.
+    """
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+    assert isinstance(store, Store)
+    store.add("arrived", 1)
+    if is_first:
+        _wait_for_count(store, "arrived", place.num_nodes * place.per_node, patience_s=patience_s)
+        store.set("now", repr(time.time()))
+        return 0.0
+    said = float(store.get("now"))
+    return abs(time.time() - said)
+
+
+def neighbour_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
+    """Pairs of node indices by round, no node twice in a round, every node in two pairs (one, where there are two nodes).
+
+    >>> neighbour_rounds(2), neighbour_rounds(4)
+    ([[(0, 1)]], [[(0, 1), (2, 3)], [(1, 2), (3, 0)]])
+    """
+    if num_nodes <= 2:
+        return [[(0, 1)]] if num_nodes == 2 else []
+    pairs = [(index, (index + 1) % num_nodes) for index in range(num_nodes)]
+    rounds = [pairs[0 : num_nodes - num_nodes % 2 : 2], pairs[1::2]]
+    return [*rounds, [pairs[-1]]] if num_nodes % 2 else rounds
+
+
+def exchange_problem(place: Place, options: argparse.Namespace) -> str:
+    """Tries the node's own processes, then each neighbour; a verdict, empty where tensors pass fast enough."""
+    if place.per_node > 1:
+        problem = _try_group(f"node/{place.node_index}", place.local_rank, place.per_node, options, min_gb_per_s=0.0)
+        if problem:
+            return f"bad its own processes cannot exchange tensors: {problem}"
+    problems: list[str] = []
+    num_tried = 0
+    for pair in (pair for pairs in neighbour_rounds(place.num_nodes) for pair in pairs if place.node_index in pair):
+        num_tried += 1
+        name = f"pair/{pair[0]}-{pair[1]}/{place.local_rank}"
+        if problem := _try_group(name, pair.index(place.node_index), 2, options, min_gb_per_s=options.min_pair_gb_per_s):
+            problems.append(problem)
+    return f"bad no neighbour can exchange tensors with it: {problems[0]}" if num_tried and len(problems) == num_tried else ""
+
+
+def _try_group(name: str, rank: int, size: int, options: argparse.Namespace, *, min_gb_per_s: float) -> str:
+    """An all-reduce in a child process; what went wrong, or an empty string."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_reduce, args=(there, name, rank, size, options.gpus, options.timeout_s))
+    child.start()
+    there.close()
+    try:
+        answer: str | float = here.recv() if here.poll(options.timeout_s) else f"no answer within {options.timeout_s:g} s"
+    except EOFError:
+        answer = "its process died"
+    if child.is_alive():
+        child.join(1.0)
+        child.kill()
+    child.join()
+    if isinstance(answer, str):
+        return answer
+    return f"{answer:.3f} GB/s, {min_gb_per_s:g} are asked for" if answer < min_gb_per_s else ""
+
+
+def _reduce(pipe: object, name: str, rank: int, size: int, gpus: int, timeout_s: float) -> None:
+    import torch
+    import torch.distributed as dist
+
+    try:
+        patience = timedelta(seconds=timeout_s)
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+        dist.init_process_group("nccl" if gpus else "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
+        tensor = torch.ones(_PAIR_BYTES // 4, device=device)
+        # The first one also connects.
+        dist.all_reduce(tensor)
+        exact = bool((tensor == size).all())
+        started_s = time.monotonic()
+        for _ in range(_NUM_REDUCTIONS):
+            dist.all_reduce(tensor)
+        if gpus:
+            torch.cuda.synchronize()
+        rate = _PAIR_BYTES * _NUM_REDUCTIONS / (time.monotonic() - started_s) / _GIGA
+        pipe.send(rate if exact else "the sum is wrong")  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception as error:  # noqa: BLE001 (the boundary of a child: whatever it was is the verdict)
+        pipe.send(_first_line(error))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _wait_for_count(store: object, key: str, count: int, *, patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while store.add(key, 0) < count and time.monotonic() < deadline_s:  # pyright: ignore[reportAttributeAccessIssue]
+        time.sleep(0.1)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Which jobs a recipe needs, in order, with their nodes and commands. Pure: no file is read, nothing is submitted. Called by render.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pivotrl.config.launch import ClusterFile, JobName
+from pivotrl.config.schema import Recipe
+
+# Jobs whose work is on the CPU; they go to the cluster's cpu_partition and ask for no GPU.
+_CPU_JOBS = ("ingest", "select", "convert", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One `pivotrl` command of a job."""
+
+    name: str
+    """Names its logs."""
+    words: tuple[str, ...]
+    """After `python -m`, with {recipe} and {run} for the directories; quoted for the shell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One batch job; the next one waits for its end."""
+
+    name: JobName
+    purpose: str
+    commands: tuple[Command, ...]
+    nodes: int = 1
+    generation_nodes: int = 0
+    processes_per_node: int = 1
+    num_shards: int = 1
+    """Above 1 the job is an array of as many jobs."""
+    shards_at_once: int | None = None
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.name not in _CPU_JOBS
+
+    @property
+    def saves_when_asked(self) -> bool:
+        """Whether its program watches for RUN/stop."""
+        return self.name in ("sft", "train")
+
+    @property
+    def all_nodes(self) -> int:
+        """Nodes of one job of it."""
+        return self.nodes + self.generation_nodes
+
+
+def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
+    """The chain of jobs of a recipe."""
+    launch = recipe.launch
+    processes = launch.processes_per_node or max(gpus_per_node, 1)
+    shards = launch.profile_shards
+    shard_words = ("--shard", f'"$SLURM_ARRAY_TASK_ID"/{shards}') if shards > 1 else ()
+    jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
+    if recipe.sft is not None:
+        jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, 0, processes))
+    jobs.append(
+        Job(
+            "profile",
+            "rollouts of the reference policy per candidate",
+            (_stage("profile", *shard_words),),
+            num_shards=shards,
+            shards_at_once=launch.profile_shards_at_once,
+        )
+    )
+    merge = (_stage("profile"),) if shards > 1 else ()
+    jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
+    jobs.append(Job("train", "GRPO on the pivots", (_stage("train"),), launch.train_nodes, launch.generation_nodes, processes))
+    if launch.convert_to is not None:
+        words = ("pivotrl", "convert", "{run}/train/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
+        jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))
+    jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval"),)))
+    jobs.append(Job("report", "the run's page", (Command("report", ("pivotrl", "report", "{run}")),)))
+    return jobs
+
+
+def time_limit(job: Job, cluster: ClusterFile) -> str:
+    """The job's time limit, as sbatch takes it."""
+    return cluster.time.get(job.name, cluster.default_time)
+
+
+def _stage(name: str, *words: str) -> Command:
+    return Command(name, ("pivotrl", name, "{recipe}", "--run", "{run}", *words))

@@ -1,0 +1,174 @@
+"""RUN/launch/: one sbatch script per job, the shell they share, the code and the recipe they run. Nothing is submitted here.
+
+Scripts are for people to read: one `#SBATCH` line per option, one line per program, and everything that is not the stage's own in job.sh.
+Called by verbs/launch.py; templates are in launch/templates/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pivotrl.config.launch import ClusterFile
+from pivotrl.config.load import LoadedRecipe, load_section
+from pivotrl.config.planning import ClusterConfig
+from pivotrl.errors import EXIT_STOPPED, UserError
+from pivotrl.launching.jobs import Job, recipe_jobs, time_limit
+from pivotrl.launching.snapshot import snapshot_code, snapshot_recipe
+from pivotrl.rundir import STAGES, Stage, atomic_write
+
+LAUNCH = "launch"
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a wheel the templates lie beside this file, in a checkout at its root.
+_TEMPLATES = next((place for place in (_PACKAGE / "launching" / "templates", _PACKAGE.parent / "launch" / "templates") if place.is_dir()), _PACKAGE)
+# Where the trainer's first process listens for engines on other nodes.
+_ENGINE_PORT = 29650
+_SHARED = ("job.sh", "health.sh", "task.sh")
+# What a path may not hold: scripts use it unquoted, and so does sbatch.
+_UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cluster a run is rendered for."""
+
+    cluster: ClusterFile
+    hardware: ClusterConfig | None
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.hardware.gpus_per_node if self.hardware else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A job with its script."""
+
+    job: Job
+    path: Path
+
+
+def load_target(path: Path) -> Target:
+    """Reads a cluster file and the hardware file it names.
+
+    Raises:
+        UserError: for a file, key or value that is wrong.
+    """
+    cluster = load_section(ClusterFile, file=path)
+    return Target(cluster, load_section(ClusterConfig, file=Path(cluster.hardware)) if cluster.hardware is not None else None)
+
+
+def open_jobs(loaded: LoadedRecipe, target: Target, run: Path) -> list[Job]:
+    """The recipe's jobs that the run has not finished."""
+    jobs = recipe_jobs(loaded.recipe, target.gpus_per_node)
+    return [job for job in jobs if job.name == "report" or not (job.name in STAGES and Stage.is_done(run, job.name))]
+
+
+def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
+    """Writes everything the jobs need below RUN/launch and returns their scripts in order.
+
+    Raises:
+        UserError: for a path that scripts cannot hold, or a file of the recipe that does not exist.
+    """
+    run = run.resolve()
+    for path in (run, Path.cwd()):
+        if wrong := sorted(_UNSAFE & set(str(path))):
+            raise UserError(
+                f"{path} holds {''.join(wrong)!r}", rule="scripts and sbatch take plain paths", fix="choose a --run without such characters"
+            )
+    launch_dir = run / LAUNCH
+    (launch_dir / "logs").mkdir(parents=True, exist_ok=True)
+    context = _context(target, run, code_dir=snapshot_code(launch_dir))
+    recipe_dir = snapshot_recipe(loaded, launch_dir)
+    environment = _jinja()
+    for name in _SHARED if target.cluster.health else ("job.sh", "task.sh"):
+        atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode())
+    scripts: list[Script] = []
+    for job in open_jobs(loaded, target, run):
+        path = launch_dir / f"{job.name}.sbatch"
+        text = environment.get_template("stage.sbatch.j2").render(context, job=job, **_job_context(job, target, run, recipe_dir))
+        atomic_write(path, text.encode())
+        scripts.append(Script(job, path))
+    return scripts
+
+
+def _jinja() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # The shell's ${#array[@]} holds what jinja takes for the start of a comment.
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, comment_start_string="{##", comment_end_string="##}", **options
+    )
+
+
+def _context(target: Target, run: Path, *, code_dir: Path) -> dict[str, Any]:
+    cluster = target.cluster
+    configured = {"SLURM_CONF": cluster.slurm_conf} if cluster.slurm_conf else {}
+    return {
+        "run": run,
+        "launch_dir": run / LAUNCH,
+        "code_dir": code_dir,
+        "python": cluster.container.python if cluster.container else f"{cluster.venv}/bin/python",
+        "environment": {"PATH": cluster.path, **configured, **cluster.environment},
+        "srun_options": _quoted([*cluster.srun_options, *_container_options(cluster)]),
+        "plain_srun_options": _quoted(cluster.srun_options),
+        "stop_before_s": cluster.stop_before_s,
+        "max_failures": cluster.max_failures,
+        "health": cluster.health,
+        "exit_stopped": EXIT_STOPPED,
+    }
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return " ".join(f'"{word}"' for word in words)
+
+
+def _container_options(cluster: ClusterFile) -> list[str]:
+    """Options of pyxis. What the cluster file sets must win over the image's own environment, which pyxis prefers unless told."""
+    if cluster.container is None:
+        return []
+    mounts = [f"--container-mounts={','.join(cluster.container.mounts)}"] if cluster.container.mounts else []
+    names = [f"--container-env={','.join(cluster.environment)}"] if cluster.environment else []
+    return [f"--container-image={cluster.container.image}", *mounts, *names, "--no-container-mount-home", f"--container-workdir={Path.cwd()}"]
+
+
+def _job_context(job: Job, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
+    gpus = target.gpus_per_node if job.needs_gpu else 0
+    fill = lambda words: " ".join(word.replace("{recipe}", str(recipe_dir)).replace("{run}", str(run)) for word in words)  # noqa: E731
+    commands = [{"name": command.name, "line": '"$python" -m ' + fill(command.words)} for command in job.commands]
+    return {
+        "options": _sbatch_options(job, target, run, gpus),
+        "gpus": gpus,
+        # A job of one process without GPUs has no neighbours, and the program itself meets a full disk.
+        "check_health": target.cluster.health is not None and (job.all_nodes > 1 or gpus > 0),
+        "commands": commands,
+        "engine_command": '"$python" -m ' + fill(("pivotrl", "engine", "{recipe}", "--run", "{run}", "--connect", f'"$master":{_ENGINE_PORT}')),
+    }
+
+
+def _sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]:
+    cluster = target.cluster
+    partition = cluster.partition if job.needs_gpu else cluster.cpu_partition or cluster.partition
+    array = job.num_shards > 1
+    at_once = f"%{job.shards_at_once}" if job.shards_at_once else ""
+    named = {"account": cluster.account, "partition": partition, "qos": cluster.qos, "reservation": cluster.reservation}
+    return [
+        f"--job-name=pivotrl-{run.name}-{job.name}",
+        *(f"--{name}={value}" for name, value in named.items() if value is not None),
+        f"--nodes={job.all_nodes}",
+        f"--ntasks-per-node={job.processes_per_node}",
+        *([cluster.gpu_option.format(gpus=gpus)] if gpus and cluster.gpu_option else []),
+        *([f"--array=0-{job.num_shards - 1}{at_once}"] if array else []),
+        f"--time={time_limit(job, cluster)}",
+        f"--signal=B:USR1@{cluster.stop_before_s}",
+        "--requeue",
+        "--open-mode=append",
+        "--export=NONE",
+        f"--chdir={Path.cwd()}",
+        f"--output={run / LAUNCH}/logs/{job.name}.{'%A_%a' if array else '%j'}.out",
+        *([f"--exclude={','.join(cluster.exclude)}"] if cluster.exclude else []),
+        *cluster.sbatch_options,
+    ]

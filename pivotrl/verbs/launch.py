@@ -1,0 +1,52 @@
+"""The verb `launch`: a recipe and a cluster file to scripts, their cost, and jobs in the queue. The work is in pivotrl/launching/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.console import results_console
+from pivotrl.launching.estimate import slots, train_estimate
+from pivotrl.launching.render import Script, Target, load_target, render
+from pivotrl.launching.submit import refuse_queued, submit
+
+
+def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, dry_run: bool) -> None:
+    """Writes RUN/launch and prints what it will use; submits the jobs unless `dry_run`.
+
+    Raises:
+        UserError: for a wrong cluster file, a run with jobs in the queue, or a refusal of SLURM's.
+    """
+    target = load_target(cluster)
+    if not dry_run:
+        refuse_queued(run)
+    scripts = render(loaded, target, run)
+    _print(loaded, target, run, scripts)
+    if not dry_run:
+        submissions = submit(scripts, target, run)
+        ids = ", ".join(f"{one.stage} {one.job_id}" for one in submissions)
+        results_console().print(f"submitted: {ids}; follow with `pivotrl status {run}`", highlight=False)
+
+
+def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script]) -> None:
+    from rich.table import Table
+
+    jobs = [script.job for script in scripts]
+    rows = slots(jobs, target.cluster, target.gpus_per_node)
+    table = Table("job", "nodes", "GPUs", "time limit", "GPU-hours at most", "script", title=target.cluster.name, title_justify="left", box=None)
+    for script, row in zip(scripts, rows, strict=True):
+        shards = f" in {script.job.num_shards} jobs" if script.job.num_shards > 1 else ""
+        table.add_row(row.name, f"{row.nodes}{shards}", str(row.gpus), row.time_limit, f"{row.gpu_hours:,.1f}", str(script.path))
+    console = results_console()
+    console.print(table)
+    console.print(f"GPU-hours at most, each job started once: {sum(row.gpu_hours for row in rows):,.1f}", highlight=False)
+    train = next((job for job in jobs if job.name == "train"), None)
+    if train is None or target.hardware is None:
+        return
+    found = train_estimate(loaded, train, target.hardware, run)
+    if isinstance(found, str):
+        console.print(f"train by the planner: not estimated ({found})", highlight=False)
+    else:
+        fits = "" if found.fits else "; the layout does NOT fit the GPUs' memory, see `pivotrl plan`"
+        text = f"train by the planner: {found.gpu_hours:,.0f} GPU-hours, {found.hours:,.1f} h at {found.step_s:,.1f} s a step{fits}"
+        console.print(text, highlight=False)

@@ -1,0 +1,168 @@
+"""Rendered scripts: valid shell, short, chained in the recipe's order, and free of whatever the submitting shell holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pivotrl.config.launch import ClusterFile
+from pivotrl.config.load import load_recipe, load_section
+from pivotrl.errors import UserError
+from pivotrl.launching.estimate import hours, slots
+from pivotrl.launching.jobs import recipe_jobs
+from pivotrl.launching.render import Script, load_target, render
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+EXAMPLE = ROOT / "launch" / "clusters" / "example.yaml"
+LOCAL = ROOT / "launch" / "clusters" / "local.yaml"
+MAX_LINES = 150
+WORDS = (
+    "launch.train_nodes=2",
+    "launch.generation_nodes=1",
+    "launch.profile_shards=4",
+    "launch.profile_shards_at_once=2",
+    "launch.convert_to=megatron",
+)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A cluster without GPUs and with a virtual environment, as start.sh writes it."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"extends: {LOCAL}\nvenv: /shared/venv\nslurm_conf: /shared/slurm.conf\n")
+    return path
+
+
+def _scripts(cluster: Path, run: Path, *words: str) -> list[Script]:
+    return render(load_recipe(RECIPE, words), load_target(cluster), run)
+
+
+@pytest.mark.parametrize("words", [(), WORDS])
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_scripts_are_short_and_valid_shell(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_gpu: bool
+) -> None:
+    monkeypatch.chdir(ROOT)
+    _scripts(EXAMPLE if is_gpu else local, tmp_path / "run", *words)
+    files = sorted([*(tmp_path / "run" / "launch").glob("*.sbatch"), *(tmp_path / "run" / "launch").glob("*.sh")])
+    assert len(files) >= 10
+    for path in files:
+        assert path.read_text().count("\n") <= MAX_LINES, path.name
+        assert not re.search(r"\{\{|\{%|\}\}", path.read_text())
+        subprocess.run(["bash", "-n", str(path)], check=True)
+    if shutil.which("shellcheck") is not None:
+        checked = subprocess.run(["shellcheck", "--external-sources", *map(str, files)], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_jobs_follow_the_recipe(tmp_path: Path, local: Path) -> None:
+    names = ["ingest", "sft", "profile", "select", "train", "convert", "eval", "report"]
+    assert [script.job.name for script in _scripts(local, tmp_path / "run", *WORDS)] == names
+    assert [script.job.name for script in _scripts(local, tmp_path / "run")] == [name for name in names if name != "convert"]
+
+
+def test_a_finished_stage_is_not_launched_again(tmp_path: Path, local: Path) -> None:
+    run = tmp_path / "run"
+    (run / "ingest").mkdir(parents=True)
+    (run / "ingest" / "_SUCCESS").touch()
+    assert [script.job.name for script in _scripts(local, run)][:2] == ["sft", "profile"]
+
+
+def test_train_script_asks_for_all_its_nodes_and_places_the_engine_after_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    script = next(one for one in _scripts(EXAMPLE, tmp_path / "run", *WORDS) if one.job.name == "train")
+    text = script.path.read_text()
+    assert "#SBATCH --nodes=3\n" in text
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    assert "#SBATCH --signal=B:USR1@900\n" in text
+    assert "#SBATCH --export=NONE\n" in text
+    assert re.search(r"^start engine 2 1 ", text, re.MULTILINE)
+    assert re.search(r"^run_step train 0 2 8 ", text, re.MULTILINE)
+    assert text.index("start engine") < text.index("run_step train")
+
+
+def test_cpu_jobs_ask_for_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for script in _scripts(EXAMPLE, tmp_path / "run", *WORDS):
+        text = script.path.read_text()
+        is_cpu = script.job.name in ("ingest", "select", "convert", "report")
+        assert ("--gpus-per-node" not in text) == is_cpu
+        assert f"--partition={'cpu' if is_cpu else 'batch'}\n" in text
+
+
+def test_nothing_of_the_shell_is_written(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {script.path.name: script.path.read_text() for script in _scripts(local, tmp_path / "run")}
+    for name in ("NCCL_DEBUG", "SBATCH_PARTITION", "SLURM_CONF", "PIVOTRL_SECRET", "PATH"):
+        monkeypatch.setenv(name, f"ambient_{name}")
+    scripts = _scripts(local, tmp_path / "run")
+    assert {script.path.name: script.path.read_text() for script in scripts} == plain
+    assert all("ambient" not in path.read_text() for path in (tmp_path / "run" / "launch").rglob("*.sh"))
+
+
+def test_the_recipe_a_job_gets_is_the_one_that_was_checked(tmp_path: Path, local: Path) -> None:
+    words = ("train.num_steps=4", "select.rule=eq5", "select.lambda_diff=0.6")
+    _scripts(local, tmp_path / "run", *words)
+    checked, copied = load_recipe(RECIPE, words), load_recipe(tmp_path / "run" / "launch" / "recipe")
+    assert copied.recipe.render.chat_template == "{recipe}/files/chat_template.jinja"
+    assert checked.recipe.render.chat_template is not None
+    template = copied.expand(copied.recipe.render.chat_template, tmp_path)
+    assert template.read_bytes() == checked.expand(checked.recipe.render.chat_template, tmp_path).read_bytes()
+    other = copied.recipe.model_copy(update={"render": checked.recipe.render})
+    assert other == checked.recipe
+
+
+def test_code_is_kept_by_content(tmp_path: Path, local: Path) -> None:
+    _scripts(local, tmp_path / "run")
+    _scripts(local, tmp_path / "run")
+    (code,) = (tmp_path / "run" / "launch" / "code").iterdir()
+    assert (code / "pivotrl" / "cli.py").read_bytes() == (ROOT / "pivotrl" / "cli.py").read_bytes()
+    assert f"PYTHONPATH={code} " in (tmp_path / "run" / "launch" / "task.sh").read_text()
+
+
+def test_gpu_hours_by_hand() -> None:
+    target = load_section(ClusterFile, file=EXAMPLE)
+    rows = {row.name: row for row in slots(recipe_jobs(load_recipe(RECIPE, WORDS).recipe, 8), target, 8)}
+    # Two trainer nodes and one that generates, eight GPUs each, four hours; four shards of one node for four hours; ingest has no GPU.
+    assert (rows["train"].gpu_hours, rows["profile"].gpu_hours, rows["ingest"].gpu_hours) == (96.0, 128.0, 0.0)
+    assert [hours(text) for text in ("00:30:00", "2-00:00:00", "1:00:36")] == [0.5, 48.0, 1.01]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("venv: relative/venv", "absolute"),
+        ("venv: null", "exactly one of container and venv"),
+        ("environment: {A: 'x\"; rm -rf y'}", "environment.A"),
+        ("time: {trian: '01:00:00'}", "time.trian"),
+        ("default_time: 4 hours", "default_time"),
+        ("exclude: ['n1 n2']", "exclude.0"),
+    ],
+)
+def test_a_wrong_cluster_file_is_refused_by_key(local: Path, line: str, named: str) -> None:
+    key = line.partition(":")[0]
+    kept = "".join(f"{row}\n" for row in local.read_text().splitlines() if not row.startswith(f"{key}:"))
+    local.write_text(kept + line + "\n")
+    with pytest.raises(UserError, match=re.escape(named)):
+        load_target(local)
+
+
+def test_a_run_directory_that_scripts_cannot_hold_is_refused(tmp_path: Path, local: Path) -> None:
+    with pytest.raises(UserError, match="plain paths"):
+        _scripts(local, tmp_path / "a run")
+
+
+def test_a_dry_run_prints_gpu_hours_and_submits_nothing(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code, printed, error = cli("launch", RECIPE, "--cluster", EXAMPLE, "--run", tmp_path / "run", "--dry-run", *WORDS)
+    assert code == 0, error
+    assert "GPU-hours" in printed
+    assert "not estimated (model.type is scratch" in printed
+    assert not (tmp_path / "run" / "launch" / "jobs.json").exists()
