@@ -2,7 +2,8 @@
 
 Parses words and prints results; the work is in pipeline.py, imported only when a verb runs, so that `pivotrl --help` is
 quick and loads no torch. User errors exit 2 on one line; a stage stopped by its infrastructure limit exits 3, one that was asked to stop 75;
-`audit` exits 1 where a verifier rejects an expert's action, `verify` where a compatibility verifier disagrees with its grader.
+`doctor` exits 1 where a recipe must not be submitted, `audit` where a verifier rejects an expert's action, `verify` where a compatibility
+verifier disagrees with its grader.
 """
 
 from __future__ import annotations
@@ -159,6 +160,25 @@ def launch(
 
     loaded = pipeline.load(recipe, overrides or [])
     run_launch(loaded, cluster, run or pipeline.default_run(loaded), dry_run=dry_run)
+
+
+@app.command()
+def doctor(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    run: RunOption = None,
+    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="A cluster file: checks layout, memory and cost.")] = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Plan options; RECIPE/plan/<cluster file> if not given.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FILE", help="Describes the model where its checkpoint is elsewhere.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="Check only what the recipe's own files tell.")] = False,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the findings to this file as well.")] = None,
+) -> None:
+    """Find a recipe's errors before the queue does. Exits 0 where it may be submitted, 1 where it must not."""
+    from pivotrl.verbs.doctor import Request, run_doctor
+
+    request = Request(recipe, overrides or [], run, cluster, plan_file, model, static)
+    if not run_doctor(request, out):
+        sys.exit(EXIT_UNFIT)
 
 
 @app.command()

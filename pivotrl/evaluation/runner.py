@@ -15,6 +15,7 @@ from typing import Any
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation import suites
+from pivotrl.evaluation.named import check_suites
 from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
 from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
 from pivotrl.progress import progress_bar
@@ -55,9 +56,7 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
         UserError: where a suite is named twice, or has nothing to run on.
         InfraLimitError: where the engine fails, or more than `max_infra_frac` of a suite's verdicts are infra; finished suites are kept.
     """
-    names = [suite.type for suite in config.suites]
-    if len(set(names)) != len(names):
-        raise UserError(f"eval.suites is {names}", rule="each suite may be named once", fix="merge the entries of one type")
+    names = check_suites(config)
     (stage.path / UNITS).mkdir(exist_ok=True)
     missing = [(label, suite) for label in inputs.checkpoints for suite in config.suites if not _unit_path(stage, suite.type, label).exists()]
     cost: Counter[str] = Counter()

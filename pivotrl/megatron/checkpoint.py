@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pivotrl.errors import UserError
-from pivotrl.megatron.directories import atomic_directory, is_complete, temporary_path
+from pivotrl.megatron.directories import KEPT, atomic_directory, is_complete, temporary_path
 from pivotrl.megatron.model import LanguageModel
 from pivotrl.megatron.untrusted import check_index, weights_only
 from pivotrl.megatron.upstream import (
@@ -35,7 +35,6 @@ from pivotrl.megatron.upstream import (
 )
 from pivotrl.rundir import read_json, write_json
 
-KEPT = 2
 _STEP_PREFIX = "step_"
 _STATE = "state"
 _RECORD = "record.json"

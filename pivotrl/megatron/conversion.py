@@ -26,7 +26,8 @@ from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
 from pivotrl.megatron.directories import atomic_directory
 from pivotrl.megatron.hf_checkpoint import CONFIG, CheckpointTensors, copy_companions, read_config
-from pivotrl.megatron.hf_weights import export_hf, is_carried, load_hf, repeated_names, save_hf
+from pivotrl.megatron.hf_names import is_carried
+from pivotrl.megatron.hf_weights import export_hf, load_hf, repeated_names, save_hf
 from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import initialize_parallel
 from pivotrl.megatron.safetensors_shards import ShardWriter

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from pivotrl.rundir import SUCCESS, atomic_write
 
+KEPT = 2
+"""Resumable checkpoints of a stage that are kept, the newest ones."""
+
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:

@@ -5,7 +5,6 @@ Knows files and Hugging Face names, not megatron-core (which it never imports). 
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
@@ -20,29 +19,14 @@ from transformers import AutoTokenizer, LlamaConfig
 from pivotrl.config.schema import ScratchModel
 from pivotrl.errors import UserError
 from pivotrl.megatron.directories import atomic_directory
+from pivotrl.megatron.hf_config import CONFIG as CONFIG
+from pivotrl.megatron.hf_config import read_config as read_config
 from pivotrl.megatron.safetensors_shards import INDEX, MAX_SHARD_BYTES, SINGLE, ShardWriter
 from pivotrl.rundir import read_json, write_json
 
-CONFIG = "config.json"
 # Everything beside the weights and their config that transformers or vLLM read from a checkpoint directory.
 _COMPANIONS = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
 _INIT_STD = 0.02
-
-
-def read_config(checkpoint_dir: Path) -> dict[str, Any]:
-    """Content of config.json.
-
-    Raises:
-        UserError: where the directory has none.
-    """
-    if not (checkpoint_dir / CONFIG).is_file():
-        raise UserError(
-            f"{checkpoint_dir} has no {CONFIG}",
-            rule="a checkpoint in Hugging Face form is a directory with config.json, *.safetensors and tokenizer files",
-            fix="give the path of such a directory",
-        )
-    # Published hybrids hold a bare Infinity, which is no JSON; transformers writes it like this.
-    return json.loads((checkpoint_dir / CONFIG).read_text(), parse_constant=lambda name: {"__float__": name})
 
 
 class CheckpointTensors:

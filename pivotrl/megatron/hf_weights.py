@@ -21,15 +21,12 @@ from pivotrl.errors import UserError
 from pivotrl.megatron import dense_weights
 from pivotrl.megatron.dense_weights import EMBEDDING, HEAD
 from pivotrl.megatron.hf_checkpoint import CheckpointTensors, read_config, write_checkpoint
+from pivotrl.megatron.hf_names import is_carried, is_derived
 from pivotrl.megatron.model import LanguageModel
 from pivotrl.megatron.safetensors_shards import MAX_SHARD_BYTES
 from pivotrl.megatron.upstream import GPTModel
 
 _NAMES_SHOWN = 5
-# Old exports store the rotary frequencies, which the config determines.
-_DERIVED_SUFFIX = "rotary_emb.inv_freq"
-# Heads that predict further tokens: not built, so a saved checkpoint has them as its source did.
-_CARRIED_PREFIX = "mtp."
 
 
 def load_hf(chunks: Sequence[LanguageModel], checkpoint_dir: Path) -> None:
@@ -65,12 +62,7 @@ def expected_names(chunks: Sequence[LanguageModel]) -> set[str]:
 def repeated_names(chunks: Sequence[LanguageModel], names: Iterable[str]) -> set[str]:
     """Those of a checkpoint's names that repeat what the model has: a head stored although it is tied, which is compared, and derived tensors."""
     is_tied = chunks[0].share_embeddings_and_output_weights
-    return {name for name in names if name.endswith(_DERIVED_SUFFIX) or (is_tied and name == HEAD)}
-
-
-def is_carried(name: str) -> bool:
-    """Whether a checkpoint's tensor is no part of the trained model and goes from the source to a saved checkpoint as it is."""
-    return name.startswith(_CARRIED_PREFIX)
+    return {name for name in names if is_derived(name) or (is_tied and name == HEAD)}
 
 
 def save_hf(

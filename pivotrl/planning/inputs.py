@@ -8,6 +8,7 @@ from typing import Any
 
 from pivotrl.errors import UserError
 from pivotrl.megatron.families import read_family
+from pivotrl.megatron.hf_config import CONFIG, read_config
 from pivotrl.rundir import read_json
 
 _NAME = "name"
@@ -35,9 +36,8 @@ def load_model(path: Path) -> tuple[str, SimpleNamespace]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    config = path / "config.json"
-    if config.is_file():
-        return read_json(config)
+    if (path / CONFIG).is_file():
+        return read_config(path)
     if not path.is_file():
         raise UserError(
             f"{path} is neither a checkpoint directory nor a file",

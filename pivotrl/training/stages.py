@@ -9,7 +9,6 @@ from typing import Any
 
 from pivotrl.config.schema import SamplingConfig, SftConfig, TrainConfig
 from pivotrl.config.training import TraceConfig
-from pivotrl.errors import UserError
 from pivotrl.objective.grpo import make_grpo_loss
 from pivotrl.objective.microbatch import LossFunction
 from pivotrl.objective.nll import make_nll_loss
@@ -20,6 +19,7 @@ from pivotrl.training.ledger import LEDGER, ROLLOUTS, VALIDATIONS
 from pivotrl.training.loop import LoopPlan, run_loop
 from pivotrl.training.protocols import PolicyTrainer, Source
 from pivotrl.training.record import RunRecord
+from pivotrl.training.rounds import check_rounds
 from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import Validation
 
@@ -36,12 +36,7 @@ def run_train(
         UserError: where train.num_steps is not a multiple of train.updates_per_rollout.
         InfraLimitError: from the source or the validation.
     """
-    if config.num_steps % config.updates_per_rollout:
-        raise UserError(
-            f"train.num_steps is {config.num_steps} and train.updates_per_rollout is {config.updates_per_rollout}",
-            rule="every batch of rollouts gets all its updates, so the first must be a multiple of the second",
-            fix=f"set train.num_steps to {config.num_steps - config.num_steps % config.updates_per_rollout or config.updates_per_rollout}",
-        )
+    check_rounds(config)
     plan = LoopPlan(
         num_steps=config.num_steps,
         updates_per_rollout=config.updates_per_rollout,

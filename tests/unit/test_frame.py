@@ -21,7 +21,7 @@ TIERS = (
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching"},
     {"build", "build_verifiers"},
-    {"pipeline", "verbs"},
+    {"pipeline", "verbs", "doctor"},
     {"cli", "__main__"},
 )
 TORCH_FREE = ("cli", "config", "types", "metrics", "rundir", "identity", "trajectories", "actions", "verifiers", "pivots")

@@ -49,7 +49,7 @@ class JudgeVerifier:
     def __init__(self, config: JudgeVerifierConfig, *, endpoint: str, api_key: str | None, cache_dir: Path) -> None:
         self._config = config
         self._prompt = JudgePrompt(config.prompt, config.criteria, max_context_chars=config.max_context_chars)
-        self._endpoint = Endpoint(endpoint, api_key, config.deadline_s, config.max_attempts)
+        self.endpoint = Endpoint(endpoint, api_key, config.deadline_s, config.max_attempts)
         self._cache = AnswerCache(cache_dir)
         self._cost = JudgeCost()
 
@@ -112,7 +112,7 @@ class JudgeVerifier:
 
     async def _judge_all(self, pairs: Sequence[Pair]) -> list[Verdict]:
         slots, breaker = asyncio.Semaphore(self._config.max_concurrency), _Breaker(self._config.give_up_after)
-        async with self._endpoint.open() as client:
+        async with self.endpoint.open() as client:
 
             async def judge(pair: Pair) -> Verdict:
                 async with slots:
@@ -157,7 +157,7 @@ class JudgeVerifier:
         if answer is not None and (opinion := self._prompt.parse(answer.text, question)) is not None:
             self._cost.cache_hits += 1
             return opinion
-        answer = await self._endpoint.ask(client, self._body(question), self._cost, key=key, deadline_s=deadline_s)
+        answer = await self.endpoint.ask(client, self._body(question), self._cost, key=key, deadline_s=deadline_s)
         return self._readable(key, answer, question)
 
     def _readable(self, key: str, answer: Answer, question: Question) -> Opinion:

@@ -1,0 +1,1 @@
+"""What `pivotrl doctor` looks at before a job is queued. A rule lives where it is enforced; its refusal becomes a finding."""

@@ -1,0 +1,86 @@
+"""What the run would take: memory of its layout on the named cluster, rollout turns, GPU-hours under stated efficiencies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.config.planning import ClusterConfig, PlanConfig
+from pivotrl.doctor.checkpoint import check_layout
+from pivotrl.doctor.findings import Findings
+from pivotrl.planning.page import layout_name
+from pivotrl.planning.proposals import assess, remedies, trainer_processes
+from pivotrl.planning.recipe import plan_of
+
+
+def check_without_cluster(loaded: LoadedRecipe, config: Any, findings: Findings) -> None:
+    """The layout on the fewest processes that it allows."""
+    parallel = loaded.recipe.parallel
+    stages, tensor = parallel.pipeline_model_parallel_size, parallel.tensor_model_parallel_size
+    experts = (parallel.expert_tensor_parallel_size or tensor) * parallel.expert_model_parallel_size
+    fewest = math.lcm(tensor * parallel.context_parallel_size, experts) * stages
+    findings.not_checked["memory and cost"] = "no --cluster was given"
+    check_layout(loaded, config, fewest, findings, parallel_key="parallel")
+
+
+def check_on_cluster(loaded: LoadedRecipe, config: Any, options: PlanConfig, cluster: ClusterConfig, findings: Findings, *, source: Path) -> None:
+    """World size, divisibility and memory of the layout, and what the run costs.
+
+    Args:
+        source: the file of plan options, for the findings.
+    """
+    plan = plan_of(loaded.recipe, options)
+    assert plan.parallel is not None, "plan_of states one"
+    layout = loaded.recipe.model_copy(update={"parallel": plan.parallel})
+    with findings.refused_by("layout", str(source)):
+        num_processes = trainer_processes(plan, cluster)
+        before = len(findings.found)
+        check_layout(LoadedRecipe(layout, loaded.directory, loaded.origins), config, num_processes, findings, parallel_key=str(source))
+        if any(one.check == "layout" for one in findings.found[before:]):
+            return
+        data_parallel = num_processes // (
+            plan.parallel.tensor_model_parallel_size * plan.parallel.pipeline_model_parallel_size * plan.parallel.context_parallel_size
+        )
+        num_units = plan.workload.pivots_per_step * (1 if plan.workload.is_prefix_shared else plan.workload.group_size)
+        if num_units < data_parallel:
+            findings.warn(
+                "idle-processes",
+                f"a step has {num_units} {'groups' if plan.workload.is_prefix_shared else 'sequences'} for {data_parallel} data parallel processes",
+                where=str(source),
+                rule="each takes a part of the step's micro-batches, and some would have none",
+                fix="use fewer nodes, or raise train.pivots_per_step or train.group_size",
+            )
+        found = assess(config, plan.parallel, plan, cluster)
+        for name, memory in (("a trainer process", found.trainer), ("an engine process", found.engine)):
+            if not memory.fits:
+                largest = max(memory.terms, key=lambda term: term.num_bytes)
+                knobs = remedies(config, plan.parallel, plan, cluster)
+                findings.error(
+                    "memory",
+                    f"{name} takes {memory.total / 2**30:,.1f} GiB, most of it {largest.name}",
+                    where=f"{layout_name(plan.parallel)} on {cluster.name}",
+                    rule=f"{(memory.capacity - memory.margin) / 2**30:,.1f} GiB are there after the margin",
+                    fix=f"plan with {', or '.join(knobs)}" if knobs else "use more nodes, or split more",
+                )
+        findings.figures |= {
+            "nodes": plan.num_nodes,
+            "layout": layout_name(plan.parallel),
+            "step_s": round(found.cost.step_s, 1),
+            "train_gpu_hours": round(found.cost.gpu_hours),
+        }
+
+
+def count_turns(loaded: LoadedRecipe, num_candidates: int | None, findings: Findings) -> None:
+    """Rollout turns of profiling and training: the paper's axis of cost.
+
+    Args:
+        num_candidates: candidates of the data, or None where they were not read.
+    """
+    recipe = loaded.recipe
+    if num_candidates is not None:
+        profiled = min(num_candidates, recipe.profile.max_candidates or num_candidates)
+        findings.figures["profile_turns"] = profiled * recipe.profile.num_samples
+    rounds = recipe.train.num_steps // recipe.train.updates_per_rollout
+    findings.figures["train_turns"] = rounds * recipe.train.pivots_per_step * recipe.train.group_size
