@@ -139,7 +139,9 @@ def _check_amount(loaded: LoadedRecipe, seen: Seen, findings: Findings) -> None:
 def _check_path(loaded: LoadedRecipe, run: Path, checkpoint: Path, config: object, seen: Seen, findings: Findings) -> None:
     """Template, tokenizer, action format and verifier on the sampled turns."""
     renderer = verifier = None
-    if checkpoint.is_dir():
+    if any(one.check == "checkpoint-config" for one in findings.found):
+        findings.not_checked["template, action format and verifier"] = "the checkpoint's config.json is refused"
+    elif checkpoint.is_dir():
         with findings.refused_by("template", place(loaded, "render.chat_template")):
             renderer = build.renderer(loaded, run, checkpoint)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pivotrl.errors import UserError
@@ -75,7 +76,14 @@ def read_family(hf_config: Mapping[str, Any]) -> Any:
             rule=f"the trainer builds {', '.join(SUPPORTED_ARCHITECTURES)}",
             fix="choose a checkpoint of one of these",
         )
-    hf = CONFIG_MAPPING[hf_config["model_type"]].from_dict(_decode_floats(hf_config))
+    try:
+        hf = CONFIG_MAPPING[hf_config["model_type"]].from_dict(_decode_floats(hf_config))
+    except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers refuses config.json: {' '.join(str(error).split())}",
+            rule=f"it describes a {architectures[0]}",
+            fix="copy it again from where the weights come from",
+        ) from error
     for name, is_refused in (*_EVERY_FAMILY, *_REFUSALS[hf.model_type]):
         if is_refused(hf):
             raise UserError(

@@ -31,7 +31,7 @@ SETTINGS = [
     Fault("recipe", ("selct.rule=all",), "unknown key selct"),
     Fault("recipe", ("profile.num_samples=1",), "profile.num_samples is 1"),
     Fault("recipe", ("train.num_steps=${nowhere}",), "nowhere"),
-    Fault("recipe", ("model={type: scratch, hidden_size: 10}",), "model.num_layers is missing"),
+    Fault("recipe", ("world.nois=1",), "unknown key world.nois"),
     Fault("held-out", ("ingest.held_out_frac=0",), "is 0"),
     Fault("held-out", ("ingest.held_out_frac=1",), "is 1"),
     Fault("selection-empty", ("select={rule: eq5, lambda_diff: 0.25}",), "num_samples is 4"),
@@ -120,9 +120,9 @@ def _failures(run: Path) -> None:
     rewrite(run, [{**row, "success": False} for row in lines(run)])
 
 
-def _without_messages(run: Path) -> None:
+def _wrong_schema(run: Path) -> None:
     rows = lines(run)
-    rewrite(run, [*rows[:5], {**rows[5], "messages": 3}, *rows[6:]])
+    rewrite(run, [*rows[:5], {**rows[5], "messages": [{"role": "user", "content": 3}, *rows[5]["messages"][1:]]}, *rows[6:]])
 
 
 def _missing_shard(run: Path) -> None:
@@ -182,7 +182,7 @@ RUNS = [
     RunFault("data-empty", _failures, "outcome failure"),
     RunFault("data-rows", _with_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"), "LFS"),
     RunFault("data-rows", _appended("{broken\n"), "expert.jsonl:25", "warning"),
-    RunFault("data-rows", _without_messages, "expert.jsonl:6", "warning"),
+    RunFault("data-rows", _wrong_schema, "expert.jsonl:6", "warning"),
     RunFault("data-settings", _nothing, "'tua2' is unknown", overrides=("ingest.format=tua2",)),
     RunFault("data-settings", _nothing, "tools file", overrides=("ingest.tools=nowhere.json",)),
     RunFault("data-duplicates", _copied_rows, "3 trajectories", "warning"),
@@ -199,6 +199,7 @@ RUNS = [
     RunFault("tokenizer", _configured(vocab_size=100), "vocab_size is 100"),
     RunFault("checkpoint-config", _broken_config, "no JSON"),
     RunFault("checkpoint-config", _configured(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
+    RunFault("checkpoint-config", _configured(num_attention_heads="two"), "transformers refuses"),
     RunFault("checkpoint-files", _missing_shard, "model-00002-of-00002.safetensors"),
     RunFault("checkpoint-files", _cut_shard, "model.safetensors"),
     RunFault("checkpoint-files", _no_weights, "lacks"),
