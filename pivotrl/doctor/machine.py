@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.config.judge import JudgeVerifierConfig
 from pivotrl.config.load import LoadedRecipe
-from pivotrl.config.schema import VllmEngineConfig
 from pivotrl.doctor.findings import Findings
 from pivotrl.doctor.settings import members, place
 from pivotrl.megatron.directories import KEPT

@@ -62,7 +62,7 @@ SETTINGS = [
 ]
 
 
-type Change = Callable[[Path], None]
+type Change = Callable[[Path], object]
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -82,11 +82,11 @@ def _hf(run: Path) -> Path:
 
 
 def _with_text(text: str) -> Change:
-    return lambda run: _data(run).write_text(text) and None
+    return lambda run: _data(run).write_text(text)
 
 
 def _appended(text: str) -> Change:
-    return lambda run: _data(run).write_text(_data(run).read_text() + text) and None
+    return lambda run: _data(run).write_text(_data(run).read_text() + text)
 
 
 def _configured(**changes: Any) -> Change:
