@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotrl.build_verifiers import build_verifier
-from pivotrl.config.engines import ScriptedEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from pivotrl.config.engines import (
+    EngineConfig,
+    InProcessPlacement,
+    ProcessesPlacement,
+    RemotePlacement,
+    ScriptedEngineConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import HuggingFaceModel, SftConfig, TrainConfig
 from pivotrl.errors import UserError
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from pivotrl.rollouts.render import Renderer
     from pivotrl.training.protocols import PolicyTrainer
     from pivotrl.verifiers.protocol import Verifier
+    from pivotrl.weights.buckets import WeightStore
 
 HF_DIR = "hf"
 
@@ -72,20 +81,53 @@ def verifier(loaded: LoadedRecipe, run: Path) -> Verifier:
 
 
 def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:
-    """The recipe's rollout engine with the checkpoint's weights as policy version 0."""
-    match loaded.recipe.engine:
-        case ScriptedEngineConfig() as config:
+    """The recipe's rollout engine with the checkpoint's weights as policy version 0, here or in processes of its own."""
+    config, placement = loaded.recipe.engine, loaded.recipe.placement
+    if isinstance(config, ScriptedEngineConfig):
+        config = config.model_copy(update={"path": str(loaded.expand(config.path, run))})
+    if isinstance(placement, InProcessPlacement):
+        return load_engine(config, checkpoint, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+    from pivotrl.rollouts.launchers import LocalLauncher, RemoteLauncher
+    from pivotrl.rollouts.pool import EnginePool
+
+    start = {
+        "engine": config.model_dump(mode="json"),
+        "checkpoint": str(checkpoint.resolve()),
+        "stop_token_ids": render.stop_token_ids,
+        "pad_token_id": render.pad_token_id,
+        "num_threads": loaded.recipe.num_threads,
+    }
+    store, directory = _weight_store(loaded, run, placement), run / "engines"
+    if isinstance(placement, RemotePlacement):
+        return EnginePool(RemoteLauncher(placement, directory), store, placement, start)
+    return EnginePool(LocalLauncher(placement, directory, num_threads=loaded.recipe.num_threads), store, placement, start)
+
+
+def load_engine(config: EngineConfig, checkpoint: Path, *, stop_token_ids: Sequence[int], pad_token_id: int) -> Engine:
+    """The engine of a config, in this process."""
+    match config:
+        case ScriptedEngineConfig():
             from pivotrl.rollouts.scripted import ScriptedEngine
 
-            return ScriptedEngine.load(config.model_copy(update={"path": str(loaded.expand(config.path, run))}))
-        case TransformersEngineConfig() as config:
+            return ScriptedEngine.load(config)
+        case TransformersEngineConfig():
             from pivotrl.rollouts.transformers_engine import TransformersEngine
 
-            return TransformersEngine.load(checkpoint, config, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
-        case VllmEngineConfig() as config:
+            return TransformersEngine.load(checkpoint, config, stop_token_ids=stop_token_ids, pad_token_id=pad_token_id)
+        case VllmEngineConfig():
             from pivotrl.rollouts.vllm import VllmEngine
 
-            return VllmEngine.load(checkpoint, config, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+            return VllmEngine.load(checkpoint, config, stop_token_ids=stop_token_ids, pad_token_id=pad_token_id)
+
+
+def _weight_store(loaded: LoadedRecipe, run: Path, placement: ProcessesPlacement | RemotePlacement) -> WeightStore:
+    if placement.transfer == "shared_memory":
+        from pivotrl.weights.shared_memory import SharedMemoryStore
+
+        return SharedMemoryStore()
+    from pivotrl.weights.filesystem import FilesystemStore
+
+    return FilesystemStore(loaded.expand(placement.weights_dir, run))
 
 
 def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:

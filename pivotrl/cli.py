@@ -182,6 +182,20 @@ def doctor(
 
 
 @app.command()
+def engine(
+    recipe: RecipeArgument,
+    run: RunOption = None,
+    connect: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The trainer's process; read from RUN/engines where not given.")] = None,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End where no trainer is there for so long.")] = 900.0,
+) -> None:
+    """One rollout engine for a run with `placement.type: remote`, on this machine; serves stage after stage."""
+    from pivotrl import pipeline
+    from pivotrl.verbs.engine import run_engine
+
+    run_engine(run or pipeline.default_run(pipeline.load(recipe, [])), connect=connect, patience_s=patience)
+
+
+@app.command()
 def config(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     """Print every value of a recipe and where it came from."""
     from pivotrl import pipeline

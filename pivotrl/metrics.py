@@ -115,6 +115,12 @@ _JUDGE = {
 }
 for _name, _meaning in _JUDGE.items():
     register(_name, _meaning, is_timing=True)
+_ENGINES = {
+    "rollout/engine_losses/sum": "Engine processes that died, missed their deadline or failed, and were ended",
+    "rollout/engine_retries/sum": "Times a batch of requests was given to an engine again",
+}
+for _name, _meaning in _ENGINES.items():
+    register(_name, _meaning, is_timing=True)
 _OF_MACHINE = {
     "perf/model_flops_utilisation/frac": "The same over the stated peak of all training processes (parallel.peak_tflops)",
     "perf/memory_peak_bytes/max": "Most memory process 0 has held so far: tensors on a GPU, resident memory on a CPU",

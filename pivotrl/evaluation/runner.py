@@ -69,7 +69,7 @@ def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, 
                     write_json(_unit_path(stage, suite.type, label), {"items": list(map(asdict, scored.items)), "samples": list(scored.samples)})
                     bar.advance(1, f"{suite.type} on {label}")
             finally:
-                cost.update(policy.take_verifier_cost())
+                cost.update(policy.take_cost())
                 policy.engine.close()
     scores = _merge(stage, names, inputs)
     stage.finish(outputs=[SCORES, SAMPLES], summary=scores, timing=dict(cost))

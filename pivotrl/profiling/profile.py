@@ -81,7 +81,7 @@ def profile_units(
         if left:
             worker.pass_over(left, waits=True)
     if (stage.path / UNITS).exists():
-        add_timing(stage.path, shard, {"worker_s": round(time.monotonic() - started_s, 3), **sampler.take_verifier_cost()})
+        add_timing(stage.path, shard, {"worker_s": round(time.monotonic() - started_s, 3), **sampler.take_cost()})
 
 
 def finish_profile(

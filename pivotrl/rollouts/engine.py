@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pivotrl.errors import UserError
 from pivotrl.types import Completion
@@ -68,6 +68,20 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees memory and ends processes the engine started."""
         ...
+
+
+@runtime_checkable
+class MeteredEngine(Engine, Protocol):
+    """An engine to which things happen that a run should state."""
+
+    def take_cost(self) -> Mapping[str, float]:
+        """What happened since the last call, under registered metric names (`pivotrl/metrics.py`)."""
+        ...
+
+
+def take_cost(engine: Engine) -> Mapping[str, float]:
+    """`MeteredEngine.take_cost`; nothing for an engine that lives and dies with its process."""
+    return engine.take_cost() if isinstance(engine, MeteredEngine) else {}
 
 
 def check_requests(requests: Sequence[GenerationRequest], *, max_total_tokens: int, vocab_size: int) -> None:

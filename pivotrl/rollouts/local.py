@@ -15,8 +15,10 @@ from pivotrl.actions.protocol import InexpressibleAction
 from pivotrl.config.schema import SamplingConfig
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
+from pivotrl.rollouts.engine import take_cost as engine_cost
 from pivotrl.types import Action, Completion, FinishReason, LocalRollout, ParseOutcome, State, Verdict, VerdictKind
-from pivotrl.verifiers.protocol import Case, Verifier, take_cost, verify_all
+from pivotrl.verifiers.protocol import Case, Verifier, verify_all
+from pivotrl.verifiers.protocol import take_cost as verifier_cost
 
 if TYPE_CHECKING:
     from pivotrl.rollouts.render import Renderer
@@ -87,9 +89,9 @@ class LocalSampler:
         verdicts = iter(verify_all(self._verifier, cases))
         return [action if isinstance(action, Verdict) else next(verdicts) for action in expressed]
 
-    def take_verifier_cost(self) -> Mapping[str, float]:
-        """What judging cost since the last call, under registered metric names; empty for verifiers that cost nothing."""
-        return take_cost(self._verifier)
+    def take_cost(self) -> Mapping[str, float]:
+        """What judging cost and what befell the engine since the last call, under registered metric names; empty where nothing did."""
+        return {**verifier_cost(self._verifier), **engine_cost(self.engine)}
 
     def _as_expressed(self, task: LocalTask) -> Action | Verdict:
         """The expert's action as the policy would write it and the parser read it, or why it cannot be written."""

@@ -83,7 +83,7 @@ class PivotSource:
             ),
             metrics={
                 **rollout_metrics(groups, step=step),
-                **self._sampler.take_verifier_cost(),
+                **self._sampler.take_cost(),
                 "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size,
             },
             rollout_rows=[

@@ -12,11 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pivotrl.weights.manifest import TensorRecord, tensor_digest
-
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
-}
+from pivotrl.weights.manifest import TensorRecord, dtype_name, tensor_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +86,6 @@ def bucketed(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: in
         yield run
 
 
-def dtype_of(record: TensorRecord) -> torch.dtype:
-    """The storage type a record names.
-
-    Raises:
-        ValueError: for a type that weights do not have.
-    """
-    if record.dtype not in _DTYPES:
-        raise ValueError(f"tensor {record.name!r} is announced as {record.dtype}; weights are one of {', '.join(_DTYPES)}")
-    return _DTYPES[record.dtype]
-
-
 def read_bucket(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a bucket, each checked against its record. They may be views of memory that the next hand-over overwrites.
 
@@ -113,7 +98,7 @@ def read_bucket(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
     if bucket.kind not in readers:
         raise ValueError(f"a bucket of kind {bucket.kind!r}; this version reads {', '.join(readers)}")
     for record, tensor in zip(bucket.records, readers[bucket.kind](bucket), strict=True):
-        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        found = (tuple(tensor.shape), dtype_name(tensor.dtype))
         if found != (record.shape, record.dtype):
             raise ValueError(f"tensor {record.name!r} arrived as {found[1]} {found[0]}, announced as {record.dtype} {record.shape}")
         if tensor_digest(tensor) != record.digest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -17,6 +18,11 @@ from pivotrl.identity import content_id
 _DIGEST_BYTES = 16
 # Below it, handing out work to threads costs more than hashing.
 _THREADED_BYTES = 1 << 20
+
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,15 @@ class WeightCensus:
     def spec(self, name: str) -> TensorSpec | None:
         """What a tensor of this name must be; None for a name the model does not have."""
         return self.tensors.get(self.tied.get(name, name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {"tensors": {name: [spec.shape, dtype_name(spec.dtype)] for name, spec in self.tensors.items()}, "tied": dict(self.tied)}
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> WeightCensus:
+        """Reads `as_dict` back."""
+        return WeightCensus({name: TensorSpec(tuple(shape), dtype_named(dtype)) for name, (shape, dtype) in value["tensors"].items()}, value["tied"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 def tensor_record(name: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of one tensor; reads its bytes once."""
-    return TensorRecord(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes, tensor_digest(tensor))
+    return TensorRecord(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.nbytes, tensor_digest(tensor))
 
 
 def first_difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str | None:
@@ -93,6 +108,26 @@ def first_difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str | 
         return f"tensor {absent[0]!r} was sent but is not held" if absent[0] in sent else f"tensor {absent[0]!r} is held but was not sent"
     wrong = sorted(name for name in sent if sent[name] != held[name])
     return f"tensor {wrong[0]!r} differs from the one that was sent ({len(wrong)} of {len(sent)} do)" if wrong else None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name a record gives a type.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type of a record's name.
+
+    Raises:
+        ValueError: for a type that weights do not have.
+    """
+    if name not in _DTYPES:
+        raise ValueError(f"a tensor is announced as {name!r}; weights are one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
 
 
 def loses_precision(source: torch.dtype, target: torch.dtype) -> bool:

@@ -19,9 +19,9 @@ from pivotrl.weights.manifest import Manifest, TensorRecord, TensorSpec, WeightC
 
 @runtime_checkable
 class HasCensus(Protocol):
-    """An engine that can say which weights it needs: every engine that holds a model."""
+    """An engine that can say which weights it needs: every engine that holds a model, here or elsewhere."""
 
-    def weight_census(self) -> WeightCensus: ...
+    def weight_census(self) -> WeightCensus | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from pivotrl.errors import UserError
-from pivotrl.weights.buckets import Bucket, dtype_of
-from pivotrl.weights.manifest import TensorRecord, tensor_record
+from pivotrl.weights.buckets import Bucket
+from pivotrl.weights.manifest import TensorRecord, dtype_named, tensor_record
 
 KIND = "shared_memory"
 _ROOT = Path("/dev/shm")
@@ -91,7 +91,7 @@ def read(bucket: Bucket) -> Iterator[torch.Tensor]:
         # Mapped by hand: Python 3.12's SharedMemory would remove the segment when a process that only reads it ends.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     for record, offset in zip(bucket.records, bucket.offsets, strict=True):
-        yield _view(mapped, dtype_of(record), record.shape, offset)
+        yield _view(mapped, dtype_named(record.dtype), record.shape, offset)
 
 
 def _places(sizes: list[int]) -> tuple[list[int], int]:

@@ -156,7 +156,7 @@ class BanditSampler:
         self.places.append(place)
         return [tuple(self._one(task, i, place) for i in range(num_samples)) for task in tasks]
 
-    def take_verifier_cost(self) -> dict[str, float]:
+    def take_cost(self) -> dict[str, float]:
         return {}
 
     def _one(self, task: LocalTask, index: int, place: tuple[str | int, ...]) -> LocalRollout:

@@ -143,8 +143,8 @@ def test_a_verifier_that_waits_gets_all_whole_completions_in_one_call() -> None:
     for group in groups:
         assert [one.verdict.reward for one in group] == [0.1, 0.2, 0.3, 0.0]
         assert [one.verdict.reason for one in group] == ["device 1", "device 2", "device 3", "truncated"]
-    assert sampler.take_verifier_cost() == {"rollout/reward/mean": 1.0}
-    assert sampler_of(RecordingEngine(texts)).take_verifier_cost() == {}
+    assert sampler.take_cost() == {"rollout/reward/mean": 1.0}
+    assert sampler_of(RecordingEngine(texts)).take_cost() == {}
 
 
 def test_all_experts_of_a_unit_are_judged_in_one_call() -> None:

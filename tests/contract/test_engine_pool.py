@@ -1,0 +1,238 @@
+"""Engines in processes of their own: what a kill, a deadline and a failure cost, what weights survive, who may connect.
+
+A tiny transformers engine behind the pool; the oracle is the same engine in this process. The engine contract itself runs over the pool in
+test_engine_contract.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes.tiny_llama import PAD, STOP, VOCAB, named_weights, save_tiny_llama, tiny_llama
+
+from pivotrl.config.engines import ProcessesPlacement, RemotePlacement, TransformersEngineConfig
+from pivotrl.errors import InfraLimitError
+from pivotrl.rollouts.engine import EngineError, GenerationRequest
+from pivotrl.rollouts.launchers import ADDRESS, KEY, LocalLauncher, RemoteLauncher
+from pivotrl.rollouts.pool import EnginePool
+from pivotrl.rollouts.replica import serve
+from pivotrl.rollouts.scripted import ScriptedEngine
+from pivotrl.rollouts.transformers_engine import TransformersEngine
+from pivotrl.rollouts.wire import PeerLost, hang_up, knock
+from pivotrl.types import Completion
+from pivotrl.verbs.engine import run_engine
+from pivotrl.weights.filesystem import FilesystemStore
+from pivotrl.weights.push import push
+from pivotrl.weights.shared_memory import SharedMemoryStore
+
+CONFIG = TransformersEngineConfig(type="transformers", batch_size=8)
+REQUESTS = [GenerationRequest(tuple(range(2 + n, 12 + n)), (n, n + 100, n + 200), 0.8, 24) for n in range(6)]
+
+
+def start_message(checkpoint: Path) -> dict[str, Any]:
+    return {
+        "engine": CONFIG.model_dump(mode="json"),
+        "checkpoint": str(checkpoint),
+        "stop_token_ids": [STOP],
+        "pad_token_id": PAD,
+        "num_threads": 1,
+    }
+
+
+def tokens(results: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[sample.token_ids for sample in samples] for samples in results]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> TransformersEngine:
+    return TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
+
+
+@pytest.fixture(scope="module")
+def pool(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
+    """Two replicas, weights through shared memory in buckets so small that one hand-over takes many."""
+    placement = ProcessesPlacement(type="processes", num_replicas=2, bucket_bytes=20_000)
+    launcher = LocalLauncher(placement, tmp_path_factory.mktemp("engines"), num_threads=1)
+    pool = EnginePool(launcher, SharedMemoryStore(), placement, start_message(checkpoint))
+    yield pool
+    pool.close()
+
+
+def kill(pool: EnginePool, place: int) -> int:
+    pid = pool._launcher.process_id(place)  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_tokens_do_not_depend_on_replicas_and_a_kill_changes_nothing(pool: EnginePool, oracle: TransformersEngine, capfd) -> None:
+    """Killed before the first weights were pushed (profile) and after (train), idle and at work; digests and log-probs are those of one engine."""
+    expected = tokens(oracle.generate(REQUESTS))
+    assert tokens(pool.generate(REQUESTS)) == tokens(pool.generate(REQUESTS)) == expected
+    assert pool.weight_digests() == oracle.weight_digests()
+    pid = kill(pool, 0)
+    assert tokens(pool.generate(REQUESTS)) == expected
+    assert f"(process {pid} on" in capfd.readouterr().err
+    assert pool.take_cost() == {"rollout/engine_losses/sum": 1.0, "rollout/engine_retries/sum": 1.0}
+    assert pool.take_cost() == {}
+
+    weights = named_weights(tiny_llama(seed=1))
+    for engine in (pool, oracle):
+        assert push(weights, engine, 5).num_tensors == len(weights)
+    expected = oracle.generate(REQUESTS)
+    killer = threading.Timer(0.05, kill, (pool, 1))
+    killer.start()
+    results = pool.generate(REQUESTS)
+    killer.join()
+    kill(pool, 0)
+    again = pool.generate(REQUESTS)
+    assert tokens(results) == tokens(again) == tokens(expected)
+    for samples, same in zip(again, expected, strict=True):
+        for sample, one in zip(samples, same, strict=True):
+            assert sample.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+            assert sample.policy_version == 5
+    assert pool.weight_digests() == oracle.weight_digests()
+
+
+def test_a_replica_killed_during_a_hand_over_is_rebuilt_from_it(pool: EnginePool, oracle: TransformersEngine) -> None:
+    weights = named_weights(tiny_llama(seed=2))
+
+    def deadly() -> Iterator[tuple[str, torch.Tensor]]:
+        for index, pair in enumerate(weights):
+            if index == 7:
+                kill(pool, 1)
+            yield pair
+
+    push(deadly(), pool, 6)
+    push(weights, oracle, 6)
+    assert tokens(pool.generate(REQUESTS)) == tokens(oracle.generate(REQUESTS))
+    assert pool.policy_version == 6
+
+
+def test_shared_memory_is_freed(checkpoint: Path) -> None:
+    store = SharedMemoryStore()
+    store.begin(1)
+    bucket = store.put([("w", torch.arange(3.0))])
+    assert (Path("/dev/shm") / bucket.location).exists()
+    store.close()
+    assert not (Path("/dev/shm") / bucket.location).exists()
+
+
+class Neighbour:
+    """An engine of another machine, as far as the pool can tell: a thread that connects to its door."""
+
+    def __init__(self, launcher_dir: Path, build: Callable[[Mapping[str, Any]], Any]) -> None:
+        host, port = (launcher_dir / ADDRESS).read_text().strip().split(":")
+        del host
+        connection = knock(("127.0.0.1", int(port)), (launcher_dir / KEY).read_bytes(), name="")
+        self.thread = threading.Thread(target=serve, args=(connection, build), daemon=True)
+        self.thread.start()
+
+
+def remote(tmp_path: Path, **settings: Any) -> tuple[RemoteLauncher, RemotePlacement]:
+    placement = RemotePlacement(type="remote", listen="127.0.0.1:0", **settings)
+    return RemoteLauncher(placement, tmp_path / "engines"), placement
+
+
+def talking(name: int, fail: Callable[[], None] = lambda: None) -> Callable[[Mapping[str, Any]], ScriptedEngine]:
+    def script(prompt: tuple[int, ...], seed: int, index: int) -> Sequence[int]:
+        fail()
+        return [prompt[0], seed % VOCAB, name]
+
+    return lambda start: ScriptedEngine.from_function(script)
+
+
+def test_remote_engines_share_prompts_and_one_that_fails_is_replaced_by_one_that_lives(tmp_path: Path) -> None:
+    launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=20, max_retries=1)
+    Neighbour(tmp_path / "engines", talking(7))
+    Neighbour(tmp_path / "engines", talking(8))
+    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
+    first = pool.generate(REQUESTS)
+    answered_by = {r.prompt_token_ids: {sample.token_ids[2] for sample in samples} for r, samples in zip(REQUESTS, first, strict=True)}
+    assert all(len(names) == 1 for names in answered_by.values())
+    assert {name for names in answered_by.values() for name in names} == {7, 8}
+    again = pool.generate(list(reversed(REQUESTS)))
+    assert [{s.token_ids[2] for s in samples} for samples in again] == [answered_by[r.prompt_token_ids] for r in reversed(REQUESTS)]
+    push([("w", torch.ones(3))], pool, 4)
+    assert {sample.policy_version for samples in pool.generate(REQUESTS) for sample in samples} == {4}
+    lost = min(pool._replicas)
+    hang_up(pool._replicas[lost].arrival.connection)
+    (living,) = {sample.token_ids[2] for samples in pool.generate(REQUESTS) for sample in samples}
+    assert living in (7, 8)
+    pool.close()
+    assert not (tmp_path / "weights").exists()
+
+
+def test_an_engine_that_always_fails_is_an_engine_error_and_never_a_completion(tmp_path: Path) -> None:
+    launcher, placement = remote(tmp_path, start_deadline_s=20, max_retries=2)
+
+    def broken() -> None:
+        raise EngineError("out of memory")
+
+    for _ in range(3):
+        Neighbour(tmp_path / "engines", talking(7, broken))
+    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
+    with pytest.raises(EngineError, match=r"failed 3 times on 6 prompts; the last time: out of memory"):
+        pool.generate(REQUESTS)
+    assert pool.take_cost()["rollout/engine_retries/sum"] == 3
+    pool.close()
+
+
+def test_a_deadline_ends_a_replica_that_hangs(tmp_path: Path) -> None:
+    launcher, placement = remote(tmp_path, start_deadline_s=20, deadline_s=0.2, max_retries=1)
+    over = threading.Event()
+    Neighbour(tmp_path / "engines", talking(7, lambda: over.wait(20) and None))
+    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
+    Neighbour(tmp_path / "engines", talking(8))
+    assert {sample.token_ids[2] for samples in pool.generate(REQUESTS) for sample in samples} == {8}
+    over.set()
+    pool.close()
+
+
+def test_nobody_comes(tmp_path: Path) -> None:
+    launcher, placement = remote(tmp_path, start_deadline_s=0.1)
+    with pytest.raises(InfraLimitError, match="no engine connected within"):
+        EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
+
+
+def test_the_key_is_private_and_a_stranger_reaches_nothing(tmp_path: Path) -> None:
+    launcher, _ = remote(tmp_path)
+    key_file = tmp_path / "engines" / KEY
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    address = launcher._door.address
+    with pytest.raises((AuthenticationError, EOFError, OSError)):
+        Client(address, authkey=b"guess")
+    Client(address).send_bytes(b"no key at all")
+    with pytest.raises(PeerLost):
+        launcher.summon(0, 0.2)
+    knock(address, key_file.read_bytes(), name="").close()
+    assert launcher.summon(0, 10).name == ""
+    launcher.close()
+
+
+def test_the_verb_serves_a_run_and_leaves_when_nobody_is_there(tmp_path: Path, checkpoint: Path, oracle: TransformersEngine) -> None:
+    launcher, placement = remote(tmp_path, start_deadline_s=30)
+    served: list[int] = []
+    engine = threading.Thread(target=lambda: served.append(run_engine(tmp_path, connect=None, patience_s=3.0)), daemon=True)
+    engine.start()
+    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, start_message(checkpoint))
+    push(named_weights(tiny_llama(seed=3)), pool, 1)
+    push(named_weights(tiny_llama(seed=3)), oracle, 1)
+    assert tokens(pool.generate(REQUESTS)) == tokens(oracle.generate(REQUESTS))
+    pool.close()
+    engine.join(30)
+    assert served == [1]
