@@ -5,6 +5,7 @@ Called by pipeline.py. Nothing here runs a stage.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,6 +126,10 @@ def _weight_store(loaded: LoadedRecipe, run: Path, placement: ProcessesPlacement
         from pivotrl.weights.shared_memory import SharedMemoryStore
 
         return SharedMemoryStore()
+    if placement.transfer == "nccl":
+        from pivotrl.weights.broadcast import BroadcastStore
+
+        return BroadcastStore("127.0.0.1" if isinstance(placement, ProcessesPlacement) else os.uname().nodename)
     from pivotrl.weights.filesystem import FilesystemStore
 
     return FilesystemStore(loaded.expand(placement.weights_dir, run))

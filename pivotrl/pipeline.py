@@ -263,6 +263,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
             sampling=recipe.sampling,
             decode=sampler.renderer.decode,
             seed=recipe.seed,
+            weight_sync=recipe.weight_sync,
         )
         held_out = local_tasks(pivots.held_out, trajectories)
         validation = None

@@ -225,7 +225,7 @@ class EnginePool:
         if self._kept is None:
             raise PeerLost(f"the weights of policy version {self._version} were not kept; a rebuilt engine waits for the next hand-over")
         connection = replica.arrival.connection
-        send(connection, {"op": "load", "version": self._version})
+        send(connection, {"op": "load", "version": self._version, "invitation": {}})
         for bucket in self._kept:
             send(connection, {"op": "bucket", **bucket.as_dict()})
         self._check_digests(replica, replica.ask({"op": "end"}, self._placement.start_deadline_s))
@@ -240,7 +240,7 @@ class EnginePool:
         buckets: list[Bucket] = []
         sending_s = 0.0
         checked = named_tensors if self._census is None else check_stream(named_tensors, self._census)
-        self._tell_all({"op": "load", "version": version})
+        self._announce(version)
         self._store.begin(version)
         try:
             for tensors in bucketed(checked, self._placement.bucket_bytes):
@@ -250,12 +250,13 @@ class EnginePool:
                 buckets.append(bucket)
                 sent |= {record.name: record.digest for record in bucket.records}
                 self._tell_all({"op": "bucket", **bucket.as_dict()})
+                self._store.deliver()
         except BaseException:
             self._tell_all({"op": "abort"})
             _at_once(self._hear_abort, list(self._replicas))
             raise
         self._store.finish()
-        self._kept = buckets
+        self._kept = buckets if self._store.is_kept else None
         return sent, sending_s
 
     def _finish_load(self, place: int) -> Mapping[str, float] | None:
@@ -279,6 +280,16 @@ class EnginePool:
             receive(self._replicas[place].arrival.connection, self._placement.deadline_s)
         except PeerLost as error:
             self._lose(place, str(error))
+
+    def _announce(self, version: int) -> None:
+        """Tells every replica that a hand-over begins, and how to take part."""
+        members = dict(self._replicas)
+        invitations = self._store.invite([f"{place} {replica.arrival.description}" for place, replica in members.items()])
+        for (place, replica), invitation in zip(members.items(), invitations, strict=True):
+            try:
+                send(replica.arrival.connection, {"op": "load", "version": version, "invitation": invitation})
+            except PeerLost as error:
+                self._lose(place, str(error))
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for place, replica in list(self._replicas.items()):

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import Engine, EngineError
 from pivotrl.rollouts.wire import PeerLost, completion_rows, receive, requests_of, send
-from pivotrl.weights.buckets import Bucket, read_bucket
+from pivotrl.weights import filesystem, shared_memory
+from pivotrl.weights.broadcast import KIND as BROADCAST
+from pivotrl.weights.broadcast import Member
+from pivotrl.weights.buckets import Bucket, Reader, read_bucket
 from pivotrl.weights.push import HasCensus
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ class _Aborted(RuntimeError):
 def serve(connection: Connection, build: Build) -> str | None:
     """Answers until the other end closes or is gone; the reason where it sent this engine away."""
     engine: Engine | None = None
+    member = Member()
     try:
         while True:
             try:
@@ -46,7 +50,7 @@ def serve(connection: Connection, build: Build) -> str | None:
                 engine.close()
                 engine = None
             try:
-                engine, result = _do(connection, message, engine, build)
+                engine, result = _do(connection, message, engine, build, member)
                 reply = {"ok": result}
             except Exception as error:  # noqa: BLE001 - the boundary between two processes: the other one decides what it means
                 reply = _error(error)
@@ -60,7 +64,7 @@ def serve(connection: Connection, build: Build) -> str | None:
             engine.close()
 
 
-def _do(connection: Connection, message: Mapping[str, Any], engine: Engine | None, build: Build) -> tuple[Engine, Any]:
+def _do(connection: Connection, message: Mapping[str, Any], engine: Engine | None, build: Build, member: Member) -> tuple[Engine, Any]:
     if message["op"] == "start":
         engine = build(message)
         census = engine.weight_census() if isinstance(engine, HasCensus) else None
@@ -73,17 +77,19 @@ def _do(connection: Connection, message: Mapping[str, Any], engine: Engine | Non
         case "digests":
             return engine, engine.weight_digests()
         case "load":
-            return engine, _load(connection, engine, message["version"])
+            return engine, _load(connection, engine, message, member)
         case other:
             raise RuntimeError(f"no such request: {other!r}")
 
 
-def _load(connection: Connection, engine: Engine, version: int) -> dict[str, Any]:
+def _load(connection: Connection, engine: Engine, message: Mapping[str, Any], member: Member) -> dict[str, Any]:
     """One hand-over: the messages that follow are its buckets, to "end" or "abort", and all of them are read whatever happens."""
-    incoming = _Incoming(connection)
+    incoming = _Incoming(connection, {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read, BROADCAST: member.read})
+    if message["invitation"]:
+        member.join(message["invitation"])
     started_s = time.perf_counter()
     try:
-        engine.load_weights(incoming.tensors(), version)
+        engine.load_weights(incoming.tensors(), message["version"])
     finally:
         incoming.drain()
     load_s = time.perf_counter() - started_s - incoming.waited_s - incoming.read_s
@@ -95,8 +101,8 @@ def _load(connection: Connection, engine: Engine, version: int) -> dict[str, Any
 class _Incoming:
     """The buckets of one hand-over as they arrive, and where the time went."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, readers: Mapping[str, Reader]) -> None:
+        self._connection, self._readers = connection, readers
         self._is_over = False
         self.waited_s = self.read_s = 0.0
 
@@ -104,7 +110,7 @@ class _Incoming:
         """All tensors, each checked against its record."""
         while (bucket := self._next()) is not None:
             started_s = time.perf_counter()
-            for name, tensor in read_bucket(bucket):
+            for name, tensor in read_bucket(bucket, self._readers):
                 self.read_s += time.perf_counter() - started_s
                 yield name, tensor
                 started_s = time.perf_counter()

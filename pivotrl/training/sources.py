@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pivotrl.config.engines import WeightSyncConfig
 from pivotrl.config.schema import SamplingConfig, SftConfig, TrainConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
@@ -15,6 +16,7 @@ from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.training.batching import demonstration_micro_batches, train_batch, train_micro_batches
 from pivotrl.training.groups import Group, Truncated, check_infra, make_group, rollout_metrics, rollout_row, train_samples
 from pivotrl.training.order import EpochOrder
+from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.types import Demonstration
 from pivotrl.weights.push import push
@@ -27,6 +29,7 @@ class PivotSource:
         sampler: the same definition of a local rollout that profiled the pivots.
         decode: token ids to text, for rollouts.jsonl only.
         seed: the run's seed; rollouts of step s are drawn at place ("train", s).
+        weight_sync: what is probed after a hand-over; None: the section's defaults.
 
     Raises:
         UserError: for fewer pivots than one step takes.
@@ -41,6 +44,7 @@ class PivotSource:
         sampling: SamplingConfig,
         decode: Callable[[Sequence[int]], str],
         seed: int,
+        weight_sync: WeightSyncConfig | None = None,
     ) -> None:
         if len(tasks) < config.pivots_per_step:
             raise UserError(
@@ -51,6 +55,7 @@ class PivotSource:
         self._sampler, self._tasks, self._config, self._decode = sampler, tuple(tasks), config, decode
         self._truncated: Truncated = sampling.truncated
         self._order = EpochOrder(len(tasks), config.pivots_per_step, derive_seed(seed, "pivots"))
+        self._probe = WeightProbe(tasks[0].prompt_token_ids, weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
 
     def batch(self, step: int) -> StepData:
         """Samples, scores and batches the groups of one round.
@@ -93,8 +98,13 @@ class PivotSource:
         )
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:
-        """Pushes the trainer's weights into the engine that samples."""
+        """Hands the trainer's weights to the engine that samples, and probes that it samples from them.
+
+        Raises:
+            ValueError, RuntimeError: as `push` and `WeightProbe.check`, for weights that did not arrive or are not used.
+        """
         push(trainer.named_tensors(), self._sampler.engine, version)
+        self._probe.check(self._sampler.engine, trainer)
 
     @staticmethod
     def _ledger_row(group: Group, *, step: int, epoch: int) -> dict[str, str | int]:

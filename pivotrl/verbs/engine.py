@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _RETRY_S = 2.0
 
 
-def run_engine(run: Path, *, connect: str | None, patience_s: float) -> int:
-    """Serves every stage of a run, one after the other; returns the number of stages served.
+def run_engine(run: Path, *, connect: str | None, patience_s: float) -> None:
+    """Serves every stage of a run, one after the other.
 
     Ends where no trainer could be found for `patience_s` seconds, since nobody tells a remote engine that the run is over.
 
@@ -36,7 +36,7 @@ def run_engine(run: Path, *, connect: str | None, patience_s: float) -> int:
     from pivotrl.rollouts.replica import serve
     from pivotrl.rollouts.wire import PeerLost, knock
 
-    num_served, last_seen_s, reason = 0, time.monotonic(), f"{run / 'engines' / ADDRESS} does not exist"
+    was_found, last_seen_s, reason = False, time.monotonic(), f"{run / 'engines' / ADDRESS} does not exist"
     while time.monotonic() - last_seen_s < patience_s:
         try:
             text = connect or (run / "engines" / ADDRESS).read_text().strip()
@@ -47,14 +47,13 @@ def run_engine(run: Path, *, connect: str | None, patience_s: float) -> int:
             continue
         if (refusal := serve(connection, build_engine)) is not None:
             raise UserError(refusal, rule="trainer and engines are of one version", fix="install the same version of pivotrl on both")
-        num_served, last_seen_s = num_served + 1, time.monotonic()
-    if not num_served:
+        was_found, last_seen_s = True, time.monotonic()
+    if not was_found:
         raise UserError(
             f"no trainer of {run} was found within {patience_s:g} s ({reason})",
             rule="the trainer's process listens where placement.listen says and writes its address and key below RUN/engines",
             fix="start the run, check that both machines see its directory, or raise --patience",
         )
-    return num_served
 
 
 def build_engine(start: Mapping[str, Any]) -> Engine:

@@ -6,7 +6,7 @@ filesystem.py, which say where that is, and by both ends of a replica (rollouts/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ class Bucket:
     """
 
     kind: str
-    """Which reader opens `location`: "shared_memory" or "file"."""
+    """Which reader takes it: "shared_memory", "file" or "broadcast"."""
     location: str
     records: tuple[TensorRecord, ...]
     offsets: tuple[int, ...]
@@ -49,7 +49,14 @@ class Bucket:
 
 
 class WeightStore(Protocol):
-    """Where the buckets of one hand-over lie until the next one. Lifecycle: begin, put any number of times, finish; again; close."""
+    """Where the buckets of one hand-over lie. Lifecycle: invite, begin, put and deliver any number of times, finish; again; close."""
+
+    is_kept: bool
+    """Whether the buckets lie there until the next hand-over, so that a replica that died can read them again."""
+
+    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+        """What each replica needs to take part, in order; sent with the announcement of the hand-over."""
+        ...
 
     def begin(self, version: int) -> None:
         """Starts a hand-over; what the one before left may be overwritten from here on."""
@@ -57,6 +64,10 @@ class WeightStore(Protocol):
 
     def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
         """Copies tensors and describes where they lie."""
+        ...
+
+    def deliver(self) -> None:
+        """The bucket that was put last has been announced to all replicas: the bytes may follow."""
         ...
 
     def finish(self) -> None:
@@ -86,15 +97,21 @@ def bucketed(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: in
         yield run
 
 
-def read_bucket(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+class Reader(Protocol):
+    """A replica's end of a hand-over: the tensors of a bucket in order."""
+
+    def __call__(self, bucket: Bucket) -> Iterator[torch.Tensor]: ...
+
+
+def read_bucket(bucket: Bucket, readers: Mapping[str, Reader]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a bucket, each checked against its record. They may be views of memory that the next hand-over overwrites.
+
+    Args:
+        readers: by kind of bucket.
 
     Raises:
         ValueError: for a tensor with other bytes, shape or type than announced, naming it.
     """
-    from pivotrl.weights import filesystem, shared_memory
-
-    readers = {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read}
     if bucket.kind not in readers:
         raise ValueError(f"a bucket of kind {bucket.kind!r}; this version reads {', '.join(readers)}")
     for record, tensor in zip(bucket.records, readers[bucket.kind](bucket), strict=True):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,10 +29,16 @@ _PATIENCE_S, _LOOK_EVERY_S = 60.0, 0.2
 class FilesystemStore:
     """A `WeightStore` below a directory."""
 
+    is_kept = True
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._version = directory
         self._buckets: list[Bucket] = []
+
+    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+        """Nothing is needed but what every bucket says."""
+        return [{} for _ in members]
 
     def begin(self, version: int) -> None:
         """Makes room for a version; an unfinished or older one of that number goes."""
@@ -46,6 +53,9 @@ class FilesystemStore:
         _write(path, tensors)
         self._buckets.append(Bucket(KIND, str(path), tuple(tensor_record(name, tensor) for name, tensor in tensors), ()))
         return self._buckets[-1]
+
+    def deliver(self) -> None:
+        """Nothing: the bytes lie there already."""
 
     def finish(self) -> None:
         """Writes the marker, then removes other versions."""

@@ -46,6 +46,11 @@ class WeightCensus:
         """What a tensor of this name must be; None for a name the model does not have."""
         return self.tensors.get(self.tied.get(name, name))
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether any tensor is of fewer bits than float32."""
+        return any(spec.dtype.itemsize < torch.float32.itemsize for spec in self.tensors.values())
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {"tensors": {name: [spec.shape, dtype_name(spec.dtype)] for name, spec in self.tensors.items()}, "tied": dict(self.tied)}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fakes.tiny_llama import CONTEXT, PAD, STOP, VOCAB, forward_logits, forward_logprobs, named_weights, save_tiny_llama, tiny_llama
 
-from pivotrl.config.engines import TransformersEngineConfig, VllmEngineConfig
+from pivotrl.config.engines import ProcessesPlacement, TransformersEngineConfig, VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, GenerationRequest
@@ -46,7 +46,19 @@ def vllm(checkpoint: Path) -> Engine:
     return VllmEngine.load(checkpoint, config, stop_token_ids=(STOP,), pad_token_id=PAD)
 
 
-MODEL_ENGINES = [transformers, pytest.param(vllm, marks=pytest.mark.slow)]
+def processes(checkpoint: Path) -> Engine:
+    """The transformers engine in two processes of their own."""
+    from pivotrl.rollouts.launchers import LocalLauncher
+    from pivotrl.rollouts.pool import EnginePool
+    from pivotrl.weights.shared_memory import SharedMemoryStore
+
+    engine = TransformersEngineConfig(type="transformers", batch_size=8).model_dump(mode="json")
+    start = {"engine": engine, "checkpoint": str(checkpoint), "stop_token_ids": [STOP], "pad_token_id": PAD, "num_threads": 1}
+    placement = ProcessesPlacement(type="processes", num_replicas=2)
+    return EnginePool(LocalLauncher(placement, checkpoint / "engines", num_threads=1), SharedMemoryStore(), placement, start)
+
+
+MODEL_ENGINES = [transformers, processes, pytest.param(vllm, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

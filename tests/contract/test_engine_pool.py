@@ -21,7 +21,7 @@ import torch
 from fakes.tiny_llama import PAD, STOP, VOCAB, named_weights, save_tiny_llama, tiny_llama
 
 from pivotrl.config.engines import ProcessesPlacement, RemotePlacement, TransformersEngineConfig
-from pivotrl.errors import InfraLimitError
+from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.launchers import ADDRESS, KEY, LocalLauncher, RemoteLauncher
 from pivotrl.rollouts.pool import EnginePool
@@ -31,6 +31,7 @@ from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.rollouts.wire import PeerLost, hang_up, knock
 from pivotrl.types import Completion
 from pivotrl.verbs.engine import run_engine
+from pivotrl.weights.broadcast import BroadcastStore
 from pivotrl.weights.filesystem import FilesystemStore
 from pivotrl.weights.push import push
 from pivotrl.weights.shared_memory import SharedMemoryStore
@@ -123,6 +124,30 @@ def test_a_replica_killed_during_a_hand_over_is_rebuilt_from_it(pool: EnginePool
     assert pool.policy_version == 6
 
 
+def test_weights_are_broadcast_and_a_lost_replica_waits_for_the_next_hand_over(tmp_path: Path, checkpoint: Path) -> None:
+    """Over gloo, where a GPU has NCCL: two engines in threads, small buckets; then one leaves and the group is made anew."""
+    launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=60, bucket_bytes=20_000, transfer="nccl", max_retries=0)
+    engines: list[TransformersEngine] = []
+
+    def build(start: Mapping[str, Any]) -> TransformersEngine:
+        engines.append(TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD))
+        return engines[-1]
+
+    for _ in range(2):
+        Neighbour(tmp_path / "engines", build)
+    pool = EnginePool(launcher, BroadcastStore("127.0.0.1"), placement, {})
+    for version in (1, 2):
+        model = tiny_llama(seed=version)
+        push(named_weights(model), pool, version)
+        assert pool.weight_digests() == engines[0].weight_digests() == engines[1].weight_digests()
+    hang_up(pool._replicas[0].arrival.connection)
+    with pytest.raises(EngineError):
+        pool.generate(REQUESTS)
+    push(named_weights(tiny_llama(seed=3)), pool, 3)
+    assert {sample.policy_version for samples in pool.generate(REQUESTS) for sample in samples} == {3}
+    pool.close()
+
+
 def test_shared_memory_is_freed(checkpoint: Path) -> None:
     store = SharedMemoryStore()
     store.begin(1)
@@ -148,7 +173,7 @@ def remote(tmp_path: Path, **settings: Any) -> tuple[RemoteLauncher, RemotePlace
     return RemoteLauncher(placement, tmp_path / "engines"), placement
 
 
-def talking(name: int, fail: Callable[[], None] = lambda: None) -> Callable[[Mapping[str, Any]], ScriptedEngine]:
+def talking(name: int, fail: Callable[[], object] = lambda: None) -> Callable[[Mapping[str, Any]], ScriptedEngine]:
     def script(prompt: tuple[int, ...], seed: int, index: int) -> Sequence[int]:
         fail()
         return [prompt[0], seed % VOCAB, name]
@@ -195,7 +220,7 @@ def test_an_engine_that_always_fails_is_an_engine_error_and_never_a_completion(t
 def test_a_deadline_ends_a_replica_that_hangs(tmp_path: Path) -> None:
     launcher, placement = remote(tmp_path, start_deadline_s=20, deadline_s=0.2, max_retries=1)
     over = threading.Event()
-    Neighbour(tmp_path / "engines", talking(7, lambda: over.wait(20) and None))
+    Neighbour(tmp_path / "engines", talking(7, lambda: over.wait(20)))
     pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
     Neighbour(tmp_path / "engines", talking(8))
     assert {sample.token_ids[2] for samples in pool.generate(REQUESTS) for sample in samples} == {8}
@@ -226,8 +251,7 @@ def test_the_key_is_private_and_a_stranger_reaches_nothing(tmp_path: Path) -> No
 
 def test_the_verb_serves_a_run_and_leaves_when_nobody_is_there(tmp_path: Path, checkpoint: Path, oracle: TransformersEngine) -> None:
     launcher, placement = remote(tmp_path, start_deadline_s=30)
-    served: list[int] = []
-    engine = threading.Thread(target=lambda: served.append(run_engine(tmp_path, connect=None, patience_s=3.0)), daemon=True)
+    engine = threading.Thread(target=run_engine, args=(tmp_path,), kwargs={"connect": None, "patience_s": 3.0}, daemon=True)
     engine.start()
     pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, start_message(checkpoint))
     push(named_weights(tiny_llama(seed=3)), pool, 1)
@@ -235,4 +259,6 @@ def test_the_verb_serves_a_run_and_leaves_when_nobody_is_there(tmp_path: Path, c
     assert tokens(pool.generate(REQUESTS)) == tokens(oracle.generate(REQUESTS))
     pool.close()
     engine.join(30)
-    assert served == [1]
+    assert not engine.is_alive()
+    with pytest.raises(UserError, match=r"no trainer of .* was found within 1 s"):
+        run_engine(tmp_path, connect=None, patience_s=1.0)

@@ -1,0 +1,112 @@
+"""What a hand-over of weights to an engine in another process costs through shared memory, part by part, against a plain copy of the bytes.
+
+    python benchmarks/weight_push.py CHECKPOINT [--engine transformers|vllm] [--pushes 3] [--threads 2]
+
+Copy: one pass of memcpy over the same bytes into memory that was written before, the best of three. Prints the last push (the first one
+makes the segments): transfer = copying into shared memory; digest on both sides; load = the engine's own work; probe = 16 sampled tokens,
+scored again by a transformers model in this process in the trainer's place. Bars: transfer at most 3 copies, all of it at most 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pivotrl.config.engines import ProcessesPlacement, TransformersEngineConfig, VllmEngineConfig, WeightSyncConfig
+from pivotrl.objective.microbatch import MicroBatch
+from pivotrl.rollouts.launchers import LocalLauncher
+from pivotrl.rollouts.pool import EnginePool
+from pivotrl.training.probe import WeightProbe
+from pivotrl.weights.push import push
+from pivotrl.weights.shared_memory import SharedMemoryStore
+
+_COPIES, _TOTAL_S = 3.0, 2.0
+
+
+class Scorer:
+    """What the probe asks of a trainer."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def token_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float, reference: bool) -> list[torch.Tensor]:
+        """As `PolicyTrainer.token_logprobs`."""
+        del reference
+        results = []
+        for batch in micro_batches:
+            with torch.inference_mode():
+                scores = torch.log_softmax(self._model(batch.token_ids_B_T).logits.float() / temperature, dim=-1)
+            picked = scores[:, :-1].gather(2, batch.token_ids_B_T[:, 1:, None])[..., 0]
+            results.append(torch.nn.functional.pad(picked, (1, 0)) * batch.action_mask_B_T)
+        return results
+
+
+def main() -> None:
+    """Pushes several times and prints the last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="vllm")
+    parser.add_argument("--pushes", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    weights = {name: tensor.clone() for file in sorted(arguments.checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    model = AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=torch.float32, local_files_only=True).eval()
+    config = (
+        VllmEngineConfig(type="vllm", kv_cache_bytes=512 << 20)
+        if arguments.engine == "vllm"
+        else TransformersEngineConfig(type="transformers", batch_size=8)
+    )
+    start = {
+        "engine": config.model_dump(mode="json"),
+        "checkpoint": str(arguments.checkpoint.resolve()),
+        "stop_token_ids": [],
+        "pad_token_id": 0,
+        "num_threads": arguments.threads,
+    }
+    placement = ProcessesPlacement(type="processes")
+    copy_s = plain_copy_s(weights)
+    probe = WeightProbe(range(20, 60), WeightSyncConfig(), temperature=1.0, seed=0)
+    with tempfile.TemporaryDirectory() as directory:
+        store = SharedMemoryStore()
+        pool = EnginePool(LocalLauncher(placement, Path(directory), num_threads=arguments.threads), store, placement, start)
+        for version in range(1, arguments.pushes):
+            push(weights.items(), pool, version)
+        started_s = time.perf_counter()
+        report = push(weights.items(), pool, arguments.pushes)
+        pushed_s = time.perf_counter() - started_s
+        difference = probe.check(pool, Scorer(model))  # type: ignore[arg-type]
+        total_s = time.perf_counter() - started_s
+        pool.close()
+    print(f"{report.num_tensors} tensors, {report.num_bytes / 1e6:.0f} MB, engine {arguments.engine}, {arguments.threads} threads")
+    print(f"plain copy          {copy_s:7.3f} s")
+    print(f"transfer            {store.copy_s:7.3f} s  x{store.copy_s / copy_s:.2f} of a copy (bar {_COPIES:g})")
+    print(f"digest, sender      {store.digest_s:7.3f} s")
+    for part in ("replica_read_s", "replica_load_s", "replica_digest_s"):
+        print(f"{part.removesuffix('_s').replace('_', ' '):19s} {pool.last_push[part]:7.3f} s  (overlaps the sender's work)")
+    print(f"hand-over           {pushed_s:7.3f} s")
+    print(f"probe               {total_s - pushed_s:7.3f} s  mean difference {difference:.1e}")
+    print(f"all                 {total_s:7.3f} s  (bar {_TOTAL_S:g})")
+
+
+def plain_copy_s(weights: dict[str, torch.Tensor]) -> float:
+    """Seconds to copy all bytes once, the best of three."""
+    targets = {name: tensor.clone() for name, tensor in weights.items()}
+    seconds = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        for name, tensor in weights.items():
+            targets[name].copy_(tensor)
+        seconds.append(time.perf_counter() - started_s)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Weights from device to device: one NCCL broadcast per bucket, from the trainer's process 0 to every replica.
+
+Nothing is kept, so a replica that dies later stays away until the next hand-over, and one that dies in the middle of it leaves the others
+waiting for a timeout, after which the run stops (the same command resumes). The group is no part of torch's default one, which belongs to
+the trainer; it is made anew where the replicas are others than last time. Without a GPU the same path runs over gloo, for tests.
+
+The rendezvous of a group is torch's TCPStore, which asks for no key: the cluster's network must keep strangers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroup
+
+from pivotrl.weights.buckets import Bucket
+from pivotrl.weights.manifest import dtype_named, tensor_record
+
+KIND = "broadcast"
+_TIMEOUT = timedelta(minutes=10)
+# Tensors of one bucket lie one after the other; a view needs its type's alignment.
+_ALIGNMENT = 64
+
+
+class BroadcastStore:
+    """A `WeightStore` that holds one bucket, on the trainer's device, while it is sent.
+
+    Args:
+        host: this machine's address as the replicas' machines know it.
+    """
+
+    is_kept = False
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._members: list[str] = []
+        self._rendezvous: Any = None
+        self._group: ProcessGroup | None = None
+        self._bytes = torch.empty(0)
+
+    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+        """Where each member finds the group, in order; ranks follow the order, this process is rank 0."""
+        if self._group is None or list(members) != self._members:
+            self._rendezvous = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+            self._group, self._members = None, list(members)
+        place = {"host": self._host, "port": self._rendezvous.port, "size": len(members) + 1}
+        return [{**place, "rank": rank} for rank in range(1, len(members) + 1)]
+
+    def begin(self, version: int) -> None:  # noqa: ARG002 - nothing is stored under a version
+        """Waits for all members to have come."""
+        if self._group is None and self._members:
+            self._group = _make_group(self._rendezvous, 0, len(self._members) + 1)
+
+    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+        """Lays the tensors one after the other on the device."""
+        offsets, end = [], 0
+        for _, tensor in tensors:
+            offsets.append(end)
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._bytes = torch.empty(max(end, 1), dtype=torch.uint8, device=_device())
+        for (_, tensor), offset in zip(tensors, offsets, strict=True):
+            _view(self._bytes, tensor.dtype, tuple(tensor.shape), offset).copy_(tensor)
+        return Bucket(KIND, "", tuple(tensor_record(name, tensor) for name, tensor in tensors), tuple(offsets))
+
+    def deliver(self) -> None:
+        """Broadcasts the bucket that was put last; the members have been told of it."""
+        if self._group is not None:
+            _broadcast(self._group, self._bytes)
+
+    def finish(self) -> None:
+        """Drops the last bucket."""
+        self._bytes = torch.empty(0)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._group, self._rendezvous = None, None
+
+
+class Member:
+    """A replica's end; keeps its group from one hand-over to the next."""
+
+    def __init__(self) -> None:
+        self._invitation: Mapping[str, Any] = {}
+        self._group: ProcessGroup | None = None
+
+    def join(self, invitation: Mapping[str, Any]) -> None:
+        """Joins the group of an invitation, unless it is in it already."""
+        if invitation != self._invitation:
+            store = TCPStore(invitation["host"], invitation["port"], is_master=False, timeout=_TIMEOUT)
+            self._group = _make_group(store, invitation["rank"], invitation["size"])
+            self._invitation = dict(invitation)
+
+    def read(self, bucket: Bucket) -> Iterator[torch.Tensor]:
+        """Takes part in the broadcast of a bucket; its tensors, on this process's device."""
+        if self._group is None:
+            raise ValueError("a bucket of weights is broadcast, but this engine was invited to no group")
+        size = max((offset + record.num_bytes for record, offset in zip(bucket.records, bucket.offsets, strict=True)), default=0)
+        data = torch.empty(max(-(-size // _ALIGNMENT) * _ALIGNMENT, 1), dtype=torch.uint8, device=_device())
+        _broadcast(self._group, data)
+        for record, offset in zip(bucket.records, bucket.offsets, strict=True):
+            yield _view(data, dtype_named(record.dtype), record.shape, offset)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _make_group(store: Any, rank: int, size: int) -> ProcessGroup:
+    """A group of its own beside torch's default one."""
+    if torch.cuda.is_available():
+        group: Any = dist.ProcessGroupNCCL(store, rank, size)  # pyright: ignore
+    else:
+        group = dist.ProcessGroupGloo(store, rank, size, timeout=_TIMEOUT)  # pyright: ignore[reportPrivateImportUsage]
+    return group
+
+
+def _broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
+    options = BroadcastOptions()
+    options.rootRank = 0
+    group.broadcast([data], options).wait()
+    if data.is_cuda:
+        torch.cuda.synchronize()
+
+
+def _view(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return data[offset : offset + count * dtype.itemsize].view(dtype).view(shape)
