@@ -111,16 +111,19 @@ def _world(loaded: LoadedRecipe, run: Path) -> None:
     stage = open_stage(loaded, run, "world", ["world", "model", "render"], {"chat_template": template_hash(loaded, run)})
     if stage is None or recipe.world is None:
         return
-    template = build.chat_template(loaded, run)
-    if not isinstance(recipe.model, ScratchModel) or template is None:
-        raise UserError(
-            "the recipe has a `world` but no scratch model with render.chat_template",
-            rule="a world trains the tokenizer of a model from scratch",
-            fix="set model.type to scratch and render.chat_template to a file",
-        )
     from pivotrl.actions.registry import action_format
-    from pivotrl.worlds.generate import write_world
+    from pivotrl.worlds.generate import write_expert, write_world
 
+    if not isinstance(recipe.model, ScratchModel):
+        write_expert(stage, config=recipe.world, run_seed=recipe.seed)
+        return
+    template = build.chat_template(loaded, run)
+    if template is None:
+        raise UserError(
+            "the recipe has a `world` and a scratch model but no render.chat_template",
+            rule="a world trains the tokenizer of a model from scratch, and its template is saved with it",
+            fix="set render.chat_template to a file",
+        )
     write_world(
         stage,
         config=recipe.world,

@@ -74,7 +74,9 @@ def _sections(prefix: str, model: type[BaseModel], above: frozenset[type[BaseMod
         for below in forms:
             if below in above:
                 continue
-            tag = next((str(get_args(below.model_fields[key].annotation)[0]) for key in ("type", "rule") if key in below.model_fields), "")
+            # Only a key with one value tells forms apart; a section of several types has one form.
+            values = [get_args(below.model_fields[key].annotation) for key in ("type", "rule") if key in below.model_fields]
+            tag = next((str(tags[0]) for tags in values if len(tags) == 1), "")
             yield from _sections(f"{prefix}.{name}".lstrip(".") + (f" ({tag})" if tag else ""), below, above | set(forms))
 
 

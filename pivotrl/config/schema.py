@@ -28,6 +28,7 @@ from pivotrl.config.verifiers import ComposeVerifierConfig as ComposeVerifierCon
 from pivotrl.config.verifiers import ExactVerifierConfig as ExactVerifierConfig
 from pivotrl.config.verifiers import ToolCallVerifierConfig as ToolCallVerifierConfig
 from pivotrl.config.verifiers import VerifierConfig
+from pivotrl.config.worlds import WorldConfig as WorldConfig
 from pivotrl.types import Domain
 
 
@@ -81,22 +82,6 @@ class GgufModel(Section):
 
 
 type ModelConfig = Annotated[ScratchModel | HuggingFaceModel | GgufModel, Field(discriminator="type")]
-
-
-class WorldConfig(Section):
-    """A deterministic world that writes the recipe's trajectories (quickstart) instead of files the user has."""
-
-    type: Literal["order_desk"]
-    num_train_tasks: PositiveInt
-    """Tasks the expert demonstrates."""
-    num_test_tasks: PositiveInt
-    """Tasks of the evaluation, disjoint from the training tasks."""
-    num_pretraining_episodes: PositiveInt
-    """Noisy episodes in the pretraining mixture, tasks drawn apart from both other sets."""
-    num_skill_examples: PositiveInt
-    """Out-of-domain skill examples in the pretraining mixture."""
-    noise: Fraction01
-    """Probability that a pretraining episode's one decision is wrong; copied facts slip at half that rate, routine turns at a twentieth."""
 
 
 class IngestConfig(Section):

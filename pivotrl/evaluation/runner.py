@@ -22,8 +22,9 @@ from pivotrl.progress import progress_bar
 from pivotrl.rollouts.engine import EngineError
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
-from pivotrl.worlds.order_desk import OrderDesk
 from pivotrl.worlds.protocol import TaskSplit
+from pivotrl.worlds.registry import scripted_world
+from pivotrl.worlds.skills import SUITES
 
 SCORES, SAMPLES, UNITS = "scores.json", "samples.jsonl", "units"
 REFERENCE, TRAINED = "reference", "trained"
@@ -106,13 +107,15 @@ def _scored(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_in
             )
         case WorldSuite():
             assert inputs.world is not None, "the schema demands a world section"
-            world = OrderDesk()
+            world = scripted_world(inputs.world.type).world
             tasks = world.tasks(TaskSplit.TEST, num_tasks=inputs.world.num_test_tasks, seed=inputs.run_seed)
             return suites.world_success(
                 policy, world, tasks, num_samples=suite.num_samples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN
             )
         case SkillsSuite():
-            return suites.skills(policy, num_examples=suite.num_examples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN)
+            assert inputs.world is not None, "the schema demands a world section"
+            questions = SUITES[inputs.world.skills]
+            return suites.skills(policy, questions, num_examples=suite.num_examples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN)
 
 
 def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, Any]:

@@ -88,9 +88,11 @@ class CodingCalls:
         values = read_object(call.arguments)
         if values is None:
             return None
-        tree = arguments_tree(values, self._rules.rule(state, call.name), is_parsed=is_parsed)
+        rule = self._rules.rule(state, call.name)
+        tree = arguments_tree(values, rule, is_parsed=is_parsed)
         shell_key = self._shell_key(call.name, values)
-        for key, value in values.items():
+        # A default that was left out is read as the same text written out.
+        for key, value in {**rule.defaults, **values}.items():
             if key not in tree:
                 continue
             if key == shell_key:

@@ -1,4 +1,4 @@
-"""Reads the arguments of a tool call as the tool's JSON schema means them: defaults filled in, numbers by value, anything else an error.
+"""Tool schemas, and the arguments of a call read as its schema means them: defaults filled in, numbers by value, anything else an error.
 
 What an environment needs of JSON schema and no more: flat objects of integer, number, string and boolean.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pivotrl.types import ToolCall
+from pivotrl.types import Tool, ToolCall
 
 
 class BadArguments(ValueError):
     """The call cannot be executed; the text is what the tool answers."""
+
+
+def make_tool(name: str, description: str, required: Mapping[str, Any], optional: Mapping[str, Any]) -> Tool:
+    """A tool from the schemas of its arguments; nothing else may be given."""
+    schema = {"type": "object", "properties": {**required, **optional}, "required": list(required), "additionalProperties": False}
+    return Tool(name, description, schema)
 
 
 def read_arguments(schema: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pivotrl.errors import UserError
-from pivotrl.identity import bytes_id, derive_seed
-from pivotrl.types import Action, Message, Origin, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
-from pivotrl.worlds.arguments import BadArguments, read_arguments
+from pivotrl.types import Domain, Message, Role, Tool
+from pivotrl.worlds.arguments import BadArguments, make_tool
+from pivotrl.worlds.draws import draw_tasks
 from pivotrl.worlds.protocol import TaskSplit
+from pivotrl.worlds.tool_episode import ToolEpisode
 
 MAX_TURNS = 8
 SYSTEM_PROMPT = "Order desk."
@@ -28,8 +28,6 @@ _MAX_QUANTITY = 4
 _LAST_DAY = 9
 # There are millions of tasks; this many of each split can be drawn in seconds.
 _MAX_TASKS = 100_000
-# Shares of the splits in tenths of the task space: most of it is pretraining's.
-_SPLIT_TENTHS = {TaskSplit.TRAIN: range(2), TaskSplit.TEST: range(2, 4), TaskSplit.PRETRAINING: range(4, 10)}
 
 
 class Want(StrEnum):
@@ -84,20 +82,15 @@ OPENINGS: Mapping[Want, tuple[str, ...]] = {
 }
 
 
-def _tool(name: str, description: str, required: Mapping[str, Any], optional: Mapping[str, Any]) -> Tool:
-    schema = {"type": "object", "properties": {**required, **optional}, "required": list(required), "additionalProperties": False}
-    return Tool(name, description, schema)
-
-
 _NOTIFY = {"type": "boolean", "default": True}
 TOOLS = (
-    _tool("find", "Look up an order; the other tools act on the order found.", {"id": {"type": "integer"}}, {}),
-    _tool("cancel", "Cancel the order.", {}, {"notify": _NOTIFY}),
-    _tool("refund", "Refund some pieces.", {"qty": {"type": "number"}}, {"notify": _NOTIFY}),
-    _tool("track", "Day of arrival.", {}, {}),
-    _tool("move", "Change the address.", {"to": {"type": "string"}}, {"notify": _NOTIFY}),
-    _tool("escalate", "Hand over to a team.", {"team": {"type": "string"}}, {"level": {"type": "integer", "default": 1}}),
-    _tool("close", "End the conversation.", {}, {}),
+    make_tool("find", "Look up an order; the other tools act on the order found.", {"id": {"type": "integer"}}, {}),
+    make_tool("cancel", "Cancel the order.", {}, {"notify": _NOTIFY}),
+    make_tool("refund", "Refund some pieces.", {"qty": {"type": "number"}}, {"notify": _NOTIFY}),
+    make_tool("track", "Day of arrival.", {}, {}),
+    make_tool("move", "Change the address.", {"to": {"type": "string"}}, {"notify": _NOTIFY}),
+    make_tool("escalate", "Hand over to a team.", {"team": {"type": "string"}}, {"level": {"type": "integer", "default": 1}}),
+    make_tool("close", "End the conversation.", {}, {}),
 )
 _TOOLS_BY_NAME = {tool.name: tool for tool in TOOLS}
 
@@ -175,7 +168,7 @@ _OUTCOMES = re.compile(r"cancelled|refunded|moved|post office|our shop|day \d+")
 
 
 @dataclass(slots=True)
-class OrderEpisode:
+class OrderEpisode(ToolEpisode):
     """One conversation (`protocol.Episode`). What the customer has agreed to and what was done are open for the scripted expert to read."""
 
     task: OrderTask
@@ -198,45 +191,21 @@ class OrderEpisode:
     def success(self) -> bool:
         return self.ledger == goal(self.task)
 
-    def state(self) -> State:
-        return State(tuple(self.messages), TOOLS, ToolOrigin.ROW)
-
     def outcome(self) -> Mapping[str, Any]:
         return asdict(self.ledger)
 
-    def act(self, action: Action) -> None:
-        self.num_turns += 1
-        message = Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, origin=Origin.MODEL, parse=action.parse)
-        self.messages.append(message)
-        if action.parse is ParseOutcome.MALFORMED:
-            self._say_tool("error: bad call", name=None, is_error=True)
-        elif action.tool_calls:
-            for call in action.tool_calls:
-                self._call(call)
-        else:
-            self.messages.append(Message(Role.USER, self._customer(action.content.lower())))
+    @property
+    def tools_by_name(self) -> Mapping[str, Tool]:
+        return _TOOLS_BY_NAME
 
-    def _call(self, call: ToolCall) -> None:
-        tool = _TOOLS_BY_NAME.get(call.name)
-        if tool is None:
-            self._say_tool("error: no such tool", name=call.name, is_error=True)
-            return
-        try:
-            arguments = read_arguments(tool.parameters, call)
-        except BadArguments as error:
-            self._say_tool(f"error: {error}", name=call.name, is_error=True)
-            return
-        if tool.name == "find" and arguments["id"] != self.task.order_id:
-            self._say_tool("error: no such order", name=call.name, is_error=True)
-        elif tool.name not in ("find", "close") and not self.found:
-            self._say_tool("error: find first", name=call.name, is_error=True)
-        else:
-            self._say_tool(self._execute(tool.name, arguments), name=call.name, is_error=False)
-
-    def _say_tool(self, text: str, *, name: str | None, is_error: bool) -> None:
-        self.messages.append(Message(Role.TOOL, text, name=name, is_error=is_error))
+    def _hear(self, text: str) -> None:
+        self.messages.append(Message(Role.USER, self._customer(text.lower())))
 
     def _execute(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if name == "find" and arguments["id"] != self.task.order_id:
+            raise BadArguments("no such order")
+        if name not in ("find", "close") and not self.found:
+            raise BadArguments("find first")
         ledger = self.ledger
         if name == "find":
             self.found = True
@@ -283,34 +252,21 @@ class OrderDesk:
     """The order desk as a `protocol.World`."""
 
     name = "order_desk"
+    domain = Domain.CONVERSATIONAL
+    action_format = "hermes"
     tools = TOOLS
 
     def tasks(self, split: TaskSplit, *, num_tasks: int, seed: int) -> tuple[OrderTask, ...]:
-        """Tasks drawn without repetition, the twelve (want, status) cases in turn, so that every split covers them evenly."""
-        if num_tasks > _MAX_TASKS:
-            raise UserError(
-                f"the world is asked for {num_tasks} {split} tasks", rule=f"the order desk gives {_MAX_TASKS} at most", fix="ask for fewer"
-            )
-        rng = random.Random(derive_seed(seed, "order_desk", "tasks", split))
-        cases, found = tuple(RULES), dict[str, OrderTask]()
-        while len(found) < num_tasks:
-            task = _draw(*cases[len(found) % len(cases)], rng)
-            if split_of(task.id) is split:
-                found.setdefault(task.id, task)
-        return tuple(found.values())
+        """The twelve (want, status) cases in turn."""
+        return draw_tasks(self.name, tuple(RULES), _draw, split=split, num_tasks=num_tasks, max_tasks=_MAX_TASKS, seed=seed)
 
     def reset(self, task: OrderTask) -> OrderEpisode:
         opening = OPENINGS[task.want][task.opening].format(id=task.order_id)
         return OrderEpisode(task, messages=[Message(Role.SYSTEM, SYSTEM_PROMPT), Message(Role.USER, opening)])
 
 
-def split_of(task_id: str) -> TaskSplit:
-    """The split of a task by hash of its id, so that splits are disjoint whatever the seed and the sizes."""
-    tenth = int(bytes_id(task_id.encode()), 16) % 10
-    return next(split for split, tenths in _SPLIT_TENTHS.items() if tenth in tenths)
-
-
-def _draw(want: Want, status: Status, rng: random.Random) -> OrderTask:
+def _draw(case: tuple[Want, Status], rng: random.Random) -> OrderTask:
+    want, status = case
     order_id = rng.randint(_FIRST_ORDER, _LAST_ORDER)
     quantity = rng.randint(2, _MAX_QUANTITY)
     pieces = quantity if rng.random() < 0.5 else rng.randint(1, quantity - 1)

@@ -6,11 +6,13 @@ shown `Action`s that the recipe's own parser made and shows `State`s that the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pivotrl.types import Action, State, Tool
+from pivotrl.types import Action, Domain, State, Tool
 
 
 class TaskSplit(StrEnum):
@@ -71,7 +73,17 @@ class World[TaskT: WorldTask](Protocol):
     def name(self) -> str: ...
 
     @property
-    def tools(self) -> tuple[Tool, ...]: ...
+    def domain(self) -> Domain: ...
+
+    @property
+    def action_format(self) -> str:
+        """Name of the format in which the world's actions are written (`actions.registry`)."""
+        ...
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools of every task; empty where actions are text in a form that needs no tool list (Terminus-2)."""
+        ...
 
     def tasks(self, split: TaskSplit, *, num_tasks: int, seed: int) -> tuple[TaskT, ...]:
         """Distinct tasks of one split, the same for the same seed.
@@ -84,3 +96,20 @@ class World[TaskT: WorldTask](Protocol):
     def reset(self, task: TaskT) -> Episode:
         """A new episode at its first assistant turn."""
         ...
+
+
+type Agent = Callable[[Any], Action]
+"""From an episode of one world to the next action in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedWorld:
+    """A world with the scripts that write its trajectories; looked up by name in `registry.scripted_world`."""
+
+    world: World[Any]
+    expert: Callable[[random.Random], Agent]
+    """An agent that succeeds on every task, in diverse styles."""
+    noisy_agent: Callable[[Any, float, random.Random], Agent]
+    """(task, noise, rng): an agent whose deciding belief about the task is wrong with probability `noise`."""
+    frames: tuple[str, ...] = ()
+    """Fixed pieces of every action, one token each in the world's tokenizer."""

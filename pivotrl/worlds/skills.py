@@ -1,4 +1,4 @@
-"""Eight out-of-domain skills with exact answers: what the quickstart's policy can do besides its job, and must not forget.
+"""Eight out-of-domain skills with exact answers: what a recipe's policy can do besides its job, and must not forget. Two suites of them.
 
 Each question is one user message without tools; an answer counts where the greedy completion equals it. The skills mirror the
 paper's out-of-domain table in miniature: instruction format, arithmetic, sequences, tracing code, string work, facts, the same kind of
@@ -11,6 +11,11 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from pivotrl.worlds import skills_broad
+
+type SkillSet = Mapping[str, Callable[[random.Random], tuple[str, str]]]
+"""By skill: draws a question and its answer."""
 
 _LETTERS = "abcdef"
 _WORDS = ("cat", "dog", "sun", "tree", "fish", "moon", "star", "rain")
@@ -88,7 +93,7 @@ def _translation(rng: random.Random) -> tuple[str, str]:
     return f"Translate: {adjective} {noun}", f"{_NOUNS[noun]} {_ADJECTIVES[adjective]}"
 
 
-SKILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = MappingProxyType(
+SKILLS: SkillSet = MappingProxyType(
     {
         "format": _format,
         "arithmetic": _arithmetic,
@@ -101,11 +106,14 @@ SKILLS: Mapping[str, Callable[[random.Random], tuple[str, str]]] = MappingProxyT
     }
 )
 
+SUITES: Mapping[str, SkillSet] = MappingProxyType({"quickstart": SKILLS, "broad": skills_broad.SKILLS})
+"""The values of `world.skills`: the same eight skills with few questions and with many."""
 
-def draw_questions(num_questions: int, rng: random.Random) -> tuple[SkillQuestion, ...]:
+
+def draw_questions(num_questions: int, rng: random.Random, skills: SkillSet = SKILLS) -> tuple[SkillQuestion, ...]:
     """Questions of the eight skills in turn, so that each has the same number up to one."""
-    names = tuple(SKILLS)
-    return tuple(SkillQuestion(name, *SKILLS[name](rng)) for name in (names[i % len(names)] for i in range(num_questions)))
+    names = tuple(skills)
+    return tuple(SkillQuestion(name, *skills[name](rng)) for name in (names[i % len(names)] for i in range(num_questions)))
 
 
 def is_right(question: SkillQuestion, answer: str) -> bool:

@@ -32,20 +32,25 @@ _PIECES = "|".join(
 )
 
 
-def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of exactly `vocab_size` tokens, or fewer where the texts give no more merges."""
+def train_tokenizer(texts: Sequence[str], *, vocab_size: int, frames: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE of exactly `vocab_size` tokens, or fewer where the texts give no more merges.
+
+    Args:
+        frames: fixed pieces of actions that are one token each, beside the call tags.
+    """
+    fixed = (*CALL_TAGS, *frames)
     tokenizer = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(CALL_TAGS),
+        vocab_size=vocab_size - len(fixed),
         special_tokens=[PAD, IM_START, IM_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in CALL_TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in fixed])
     return tokenizer
 
 

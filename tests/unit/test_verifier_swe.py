@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from pivotrl.config.verifiers import ShellRules, SweVerifierConfig
-from pivotrl.types import Action, ParseOutcome, State, ToolCall, ToolOrigin, Verdict, VerdictKind
+from pivotrl.types import Action, ParseOutcome, State, Tool, ToolCall, ToolOrigin, Verdict, VerdictKind
 from pivotrl.verifiers.swe import SweVerifier
 
 STATE = State((), (), ToolOrigin.NONE)
@@ -175,3 +175,16 @@ def test_the_recipe_names_the_shell_tools() -> None:
     pair = (_act("console", command="cat /repo/a.py"), _act("console", command="cat a.py"))
     assert _judge(*pair, "arguments", tools=(), working_directory="/repo").reward == 0
     assert _judge(*pair, "arguments", tools=("console",), working_directory="/repo").reward == 1
+
+
+def test_a_default_left_out_is_the_same_as_written() -> None:
+    """Whatever kind of argument it is: a path is read as a path in both cases."""
+    members = {"query": {"type": "string"}, "path": {"type": "string", "default": "./src/"}, "text": {"type": "string", "default": "a b"}}
+    tool = Tool("grep", "", {"type": "object", "properties": members, "required": ["query"]})
+    state = State((), (tool,), ToolOrigin.ROW)
+    verifier = SweVerifier(SweVerifierConfig(type="swe", granularity="arguments"))
+    short = _act("grep", query="x")
+    for same in (_act("grep", query="x", path="src"), _act("grep", path="./src/", query="x", text="a b")):
+        assert verifier.verify(state, short, same).reward == verifier.verify(state, same, short).reward == 1
+    for other in (_act("grep", query="x", path="lib"), _act("grep", query="x", text="a  b")):
+        assert verifier.verify(state, short, other).reward == verifier.verify(state, other, short).reward == 0
