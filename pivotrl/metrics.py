@@ -92,6 +92,7 @@ _CORE = {
     "optim/expert_load/max": "Tokens of the busiest expert over its layer's mean, largest layer",
     "optim/expert_load/min": "Tokens of the idlest expert over its layer's mean, smallest layer",
     "optim/expert_unused/frac": "Share of experts that no token of the step was routed to",
+    "optim/routes_replayed/frac": "Share of routers' choices in updates that repeat those of the pass for old log-probs (moe.router_replay)",
     "sync/policy_age_steps/max": "Largest age of the policy that sampled, in optimizer steps",
     "perf/env_turns/sum": "Assistant turns sampled so far, the cost axis against end-to-end RL",
     "perf/rollout_tokens_per_s/mean": "Generated tokens per second of wall time",

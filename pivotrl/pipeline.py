@@ -251,6 +251,7 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
     build.set_threads(loaded)
     from pivotrl.pivots.dataset import PivotStore
     from pivotrl.profiling.tasks import local_tasks
+    from pivotrl.training.ahead import sampling_ahead
     from pivotrl.training.sources import PivotSource
     from pivotrl.training.stages import run_train
     from pivotrl.training.validation import Validation
@@ -274,7 +275,8 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
             limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
             validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
-        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=validation)
+        with sampling_ahead(source, config) as rounds:
+            run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, validation=validation)
     finally:
         sampler.engine.close()
 

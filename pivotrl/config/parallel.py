@@ -51,4 +51,6 @@ class MoeConfig(Section):
     expert_bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
     """Step of the aux-loss-free balancing bias after each optimizer step (models that have such a bias); 0 keeps the checkpoint's."""
     router_replay: bool = False
-    """Choose the same experts in every update of a batch of rollouts as in the pass that computed its old log-probs."""
+    """Choose the same experts in every update of a batch of rollouts as in the pass that computed its old log-probs.
+
+    With one update per rollout there is no such pass and nothing to replay: the metric of coverage says 0."""

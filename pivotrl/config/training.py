@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pivotrl.config.correction import CorrectionConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
@@ -122,6 +122,9 @@ class TrainConfig(Section):
     """Optimizer steps per batch of rollouts; 1 is exactly on-policy."""
     correction: CorrectionConfig | None = None
     """Importance weights from the engine that samples to the trainer that learns, or None: every token weighs 1."""
+    max_policy_age: Literal[0, 1] = 0
+    """Published policies between the one that samples and the one that learns. 1 samples the next round while this one is learnt; needs
+    `correction`, which then weighs that step of training too."""
     batching: Batching = "padded"
     """packed: rows without their padding; shared_prefix: a group's prompt once for all its actions. Memory and speed, never the gradient."""
     micro_batch_tokens: PositiveInt
@@ -134,3 +137,12 @@ class TrainConfig(Section):
     """The run stops where a step has more than this share of infra verdicts."""
     validation: ValidationConfig | None = None
     """Held-out validation, or None."""
+
+    @model_validator(mode="after")
+    def _older_rollouts_are_corrected(self) -> TrainConfig:
+        if self.max_policy_age and self.correction is None:
+            raise ValueError(
+                "max_policy_age is 1 but there is no correction; rollouts of an older policy need importance weights; "
+                "add train.correction, for example {type: truncated, cap: 2.0}, or set max_policy_age to 0"
+            )
+        return self

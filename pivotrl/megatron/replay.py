@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 import torch
+import torch.distributed as dist
 
-from pivotrl.megatron.upstream import RouterReplay, RouterReplayAction
+from pivotrl.megatron.upstream import PLATFORM, RouterReplay, RouterReplayAction
 from pivotrl.objective.microbatch import MicroBatch
+
+COVERAGE = "routes_replayed"
 
 
 class _Mode(StrEnum):
@@ -30,6 +33,20 @@ class RouterMemory:
         self._routers = [_routers(chunk) for chunk in chunks]
         self._choices: dict[tuple[int, bytes], list[torch.Tensor]] = {}
         self._mode = _Mode.OFF
+        # Choices of tokens in routers since the last `take_coverage`.
+        self._num_replayed = self._num_missing = 0
+
+    def take_coverage(self) -> dict[str, float]:
+        """Share of the routers' choices, in passes that replayed since the last call, that were remembered; collective, equal everywhere.
+
+        Empty where nothing was to be replayed. Anything below 1 is a pass over tokens that were not in the pass before: the ratio of those
+        then measures the router as well.
+        """
+        counts = torch.tensor([self._num_replayed, self._num_missing], dtype=torch.float64, device=PLATFORM.device)
+        self._num_replayed = self._num_missing = 0
+        dist.all_reduce(counts)
+        replayed, missing = counts.tolist()
+        return {COVERAGE: replayed / (replayed + missing)} if replayed + missing else {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -48,12 +65,15 @@ class RouterMemory:
     def forward(self, chunk_index: int, micro_batch: MicroBatch) -> Iterator[None]:
         """Around the forward pass of one chunk over one micro-batch."""
         routers, key = self._routers[chunk_index], (chunk_index, micro_batch.token_ids_B_T.cpu().numpy().tobytes())
+        num_choices = int(micro_batch.lengths_B.sum()) * len(routers)
         if self._mode is _Mode.REPLAY and key in self._choices:
+            self._num_replayed += num_choices
             for router, chosen in zip(routers, self._choices[key], strict=True):
                 router.clear_indices()
                 router.set_target_indices(chosen)
                 router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
         else:
+            self._num_missing += num_choices if self._mode is _Mode.REPLAY else 0
             for router in routers:
                 router.clear_router_replay_action()
                 if self._mode is _Mode.RECORD:

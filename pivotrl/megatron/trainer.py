@@ -169,7 +169,7 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             sums=_combine([report.sums for report in reports]),
-            measures=self._measures.finish(micro_batches),
+            measures=self._measures.finish(micro_batches) | (self._memory.take_coverage() if self._memory is not None else {}),
         )
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

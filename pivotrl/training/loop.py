@@ -37,8 +37,8 @@ class LoopPlan:
 
 def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: LoopPlan, record: RunRecord, validation: Validation | None) -> None:
     """Runs to the last step or an early stop, from the latest checkpoint where there is one."""
-    if record.resume(trainer):
-        source.publish(trainer, trainer.steps_done)
+    if (position := record.resume(trainer)) is not None:
+        source.resume(trainer, position)
 
     while True:
         step, watch = trainer.steps_done, Stopwatch()
@@ -66,7 +66,7 @@ def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: L
         drift = {"optim/parameter_drift/mean": trainer.parameter_drift()} if is_due else {}
         record.log(step, data, {**held_out, **data.metrics, **objective_metrics(results), **drift, **watch.metrics(data, results)})
         if is_due or record.is_asked_to_stop:
-            record.save(trainer)
+            record.save(trainer, source.position())
 
 
 def _with_reference(trainer: PolicyTrainer, micro_batches: list[MicroBatch], temperature: float) -> list[MicroBatch]:

@@ -18,6 +18,7 @@ _MEASURES = {
     "expert_load/max": "optim/expert_load/max",
     "expert_load/min": "optim/expert_load/min",
     "expert_unused": "optim/expert_unused/frac",
+    "routes_replayed": "optim/routes_replayed/frac",
 }
 
 

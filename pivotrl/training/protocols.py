@@ -86,7 +86,7 @@ class StepData:
 
 
 class Source(Protocol):
-    """Where a step's data come from. A pure function of (step, published weights): holds no position of its own."""
+    """Where a step's data come from: a function of (step, published weights), and of `position` where it samples ahead."""
 
     def batch(self, step: int) -> StepData:
         """The data of the round that starts at optimizer step `step`."""
@@ -94,4 +94,12 @@ class Source(Protocol):
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:
         """Hands the trainer's weights to whatever samples, under policy version `version`."""
+        ...
+
+    def position(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold, JSON-ready, so that `resume` continues as if nothing had happened."""
+        ...
+
+    def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
+        """Takes back a position and hands the resumed trainer's weights on, as `publish` does."""
         ...

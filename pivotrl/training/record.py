@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pivotrl.errors import StopRequestedError
 from pivotrl.observability.sinks import MetricSink, SinkPosition
@@ -37,8 +38,8 @@ class RunRecord:
         self.best: Best | None = None
         self.is_stopped_early = False
 
-    def resume(self, trainer: PolicyTrainer) -> bool:
-        """Takes trainer and files to the last complete checkpoint, or empties the files where there is none; True where there was one."""
+    def resume(self, trainer: PolicyTrainer) -> Mapping[str, Any] | None:
+        """Takes trainer and files to the last complete checkpoint and returns the source's position, or empties the files and returns None."""
         state = self.checkpoints.load_last(trainer)
         self._sink.truncate(SinkPosition(**state["sink"]) if state else _NOTHING_WRITTEN)
         for name, ledger in self._ledgers.items():
@@ -47,7 +48,7 @@ class RunRecord:
             self.best = Best(**state["best"]) if state["best"] else None
             self._bar.skip(trainer.steps_done)
         self._trace.reach(trainer.steps_done)
-        return state is not None
+        return state["source"] if state else None
 
     def validated(self, trainer: PolicyTrainer, score: HeldOutScore, *, patience: int | None) -> dict[str, float]:
         """Books a validation of the current policy: keeps it where it is the best, stops the run where patience is spent."""
@@ -79,8 +80,8 @@ class RunRecord:
         """Whether the run is to save and stop before it is done."""
         return self._stop_file.exists()
 
-    def save(self, trainer: PolicyTrainer) -> None:
-        """Writes a checkpoint of trainer and record.
+    def save(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
+        """Writes a checkpoint of trainer, record and the source's position.
 
         Raises:
             StopRequestedError: afterwards, where the run was asked to stop.
@@ -89,6 +90,7 @@ class RunRecord:
             "sink": self._sink.position().as_dict(),
             "ledgers": {name: ledger.position() for name, ledger in self._ledgers.items()},
             "best": asdict(self.best) if self.best else None,
+            "source": position,
         }
         self.checkpoints.save(trainer, state, best=self.best)
         if self.is_asked_to_stop:

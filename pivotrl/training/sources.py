@@ -1,12 +1,14 @@
 """Where a step's data come from: pivots sampled by the current policy, or demonstrations. The one thing in which PivotRL and SFT differ.
 
-Sources hold no position: what a step gets is a function of the step, the run's seed and the published weights, so a resumed run
-asks again and gets the same. Called by training/loop.py.
+These sources hold no position: what a step gets is a function of the step, the run's seed and the published weights, so a resumed run
+asks again and gets the same. Called by training/loop.py; training/ahead.py samples pivots one round ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pivotrl.config.engines import WeightSyncConfig
 from pivotrl.config.schema import SamplingConfig, SftConfig, TrainConfig
@@ -18,8 +20,22 @@ from pivotrl.training.groups import Group, Truncated, check_infra, make_group, r
 from pivotrl.training.order import EpochOrder
 from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
-from pivotrl.types import Demonstration
+from pivotrl.types import Demonstration, LocalRollout
 from pivotrl.weights.push import push
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRound:
+    """What engine and verifier gave for one round.
+
+    >>> SampledRound([], {}).groups
+    []
+    """
+
+    groups: list[tuple[LocalRollout, ...]]
+    """G rollouts per pivot, in the order of the round's pivots."""
+    cost: Mapping[str, float]
+    """`LocalSampler.take_cost`."""
 
 
 class PivotSource:
@@ -58,19 +74,28 @@ class PivotSource:
         self._probe = WeightProbe(tasks[0].prompt_token_ids, weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
 
     def batch(self, step: int) -> StepData:
-        """Samples, scores and batches the groups of one round.
+        """Samples, scores and batches the groups of one round; raises what `assemble` raises."""
+        return self.assemble(step, self.sample(step))
+
+    def sample(self, step: int) -> SampledRound:
+        """The rollouts of one round by the policy that the engine holds, with their verdicts; the part that needs no trainer."""
+        tasks = [self._tasks[i] for i in self._order.items(self._number(step))]
+        groups = self._sampler.sample(tasks, num_samples=self._config.group_size, place=("train", step))
+        return SampledRound(groups, self._sampler.take_cost())
+
+    def assemble(self, step: int, sampled: SampledRound) -> StepData:
+        """Micro-batches, metrics and rows of a round that was sampled.
 
         Raises:
             InfraLimitError: where more than train.max_infra_frac of the verdicts were the infrastructure's fault.
             UserError: where no group keeps two counted rollouts.
         """
-        number = step // self._config.updates_per_rollout
+        number = self._number(step)
         tasks = [self._tasks[i] for i in self._order.items(number)]
-        sampled = self._sampler.sample(tasks, num_samples=self._config.group_size, place=("train", step))
-        check_infra(sampled, max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
+        check_infra(sampled.groups, max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
         groups = [
             make_group(task, rollouts, method=self._config.advantage, truncated=self._truncated)
-            for task, rollouts in zip(tasks, sampled, strict=True)
+            for task, rollouts in zip(tasks, sampled.groups, strict=True)
         ]
         if all(group.is_dropped for group in groups):
             raise UserError(
@@ -88,7 +113,7 @@ class PivotSource:
             ),
             metrics={
                 **rollout_metrics(groups, step=step),
-                **self._sampler.take_cost(),
+                **sampled.cost,
                 "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size,
             },
             rollout_rows=[
@@ -105,6 +130,18 @@ class PivotSource:
         """
         push(trainer.named_tensors(), self._sampler.engine, version)
         self._probe.check(self._sampler.engine, trainer)
+
+    def position(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - holds no position
+        """Pushes the resumed weights."""
+        self.publish(trainer, trainer.steps_done)
+
+    def _number(self, step: int) -> int:
+        """The round that starts at a step."""
+        return step // self._config.updates_per_rollout
 
     @staticmethod
     def _ledger_row(group: Group, *, step: int, epoch: int) -> dict[str, str | int]:
@@ -144,3 +181,10 @@ class DemonstrationSource:
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:
         """Nothing samples from a policy in supervised training."""
+
+    def position(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
+        """Nothing to take back."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fakes.bandit import MAX_NEW_TOKENS, BanditEngine, BanditSampler, BanditTrainer, bandit_tasks, bandit_text
 from fakes.objective_steps import train_config
 
 from pivotrl.config.schema import SamplingConfig, TrainConfig
+from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rundir import Stage
+from pivotrl.training.ahead import sampling_ahead
 from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
 from pivotrl.training.validation import Validation
@@ -44,13 +46,15 @@ def run_bandit(
     sampling = sampling_config(truncated)
     trainer, sampler = BanditTrainer(on_call=on_call), BanditSampler(BanditEngine(), run_seed=SEED, infra=infra, on_call=on_call)
     tasks = bandit_tasks(NUM_PIVOTS)
-    source = PivotSource(sampler, tasks, config=config, sampling=sampling, decode=bandit_text, seed=SEED)
+    face = cast(LocalSampler, sampler)
+    source = PivotSource(face, tasks, config=config, sampling=sampling, decode=bandit_text, seed=SEED)
     validation = None
     if config.validation is not None:
         # Other ids, so other random numbers, but states the table can learn.
         held_out = [dataclasses.replace(task, candidate_id=f"held-out-{i}") for i, task in enumerate(tasks[:NUM_HELD_OUT])]
-        validation = Validation(sampler, held_out, config.validation, truncated=sampling.truncated, max_infra_frac=config.max_infra_frac, seed=SEED)
-    summary = run_train(stage, trainer, source, config=config, sampling=sampling, validation=validation)
+        validation = Validation(face, held_out, config.validation, truncated=sampling.truncated, max_infra_frac=config.max_infra_frac, seed=SEED)
+    with sampling_ahead(source, config) as rounds:
+        summary = run_train(stage, trainer, rounds, config=config, sampling=sampling, validation=validation)
     return summary, trainer, sampler
 
 

@@ -9,7 +9,8 @@ import pytest
 from fakes.objective_steps import oracle_settings, train_config
 from fakes.trainer_batches import save_model
 
-from pivotrl.config.schema import MoeConfig, ParallelConfig, TransformersEngineConfig
+from pivotrl.config.engines import TransformersEngineConfig
+from pivotrl.config.schema import MoeConfig, ParallelConfig
 from pivotrl.config.training import Batching
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.objective import oracle
