@@ -37,6 +37,8 @@ class ParallelConfig(Section):
     """Reduce gradients over data parallel processes during the backward pass, not after it."""
     resume: Literal["full", "weights"] = "full"
     """What a resumed stage takes from its checkpoint: `weights` starts Adam's moments anew, for a layout the optimizer state cannot be moved to."""
+    async_save: bool = False
+    """Write checkpoints while training goes on, from a copy in host memory; a killed run may then resume from the checkpoint before."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Stated peak of one process's device in TFLOP/s (989 for an H100 in bfloat16). None: no model FLOP utilisation is logged."""
     timeout_minutes: PositiveInt = 30

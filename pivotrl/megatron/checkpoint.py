@@ -4,15 +4,15 @@ A run's checkpoint directory holds ``step_00000012`` and the like, each complete
 collective: every process writes and reads its part, the first one makes the directory and marks it complete. The optimizer is stored in
 upstream's fully reshardable form, so that another parallel layout can load it. Loading restores the state bit for bit, which takes three
 repairs of what upstream (0.19.2) does with torch's AdamW; each is named where it is made. Nothing foreign is unpickled (`untrusted`).
+Files are written in the background (`background_write`); the caller says whether it waits for them.
 """
 
 from __future__ import annotations
 
 import pickle
-import queue
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pivotrl.errors import UserError
+from pivotrl.megatron.background_write import BackgroundWrite
 from pivotrl.megatron.directories import KEPT, atomic_directory, is_complete, temporary_path
 from pivotrl.megatron.model import LanguageModel
 from pivotrl.megatron.untrusted import check_index, weights_only
@@ -30,7 +31,6 @@ from pivotrl.megatron.upstream import (
     CheckpointingException,
     MegatronOptimizer,
     dist_checkpointing,
-    filesystem_async,
     parallel_state,
 )
 from pivotrl.rundir import read_json, write_json
@@ -68,33 +68,56 @@ def completed_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"{_STEP_PREFIX}*") if is_complete(path))
 
 
-def save(root: Path, record: CheckpointRecord, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer) -> Path:
-    """Writes the checkpoint of step `record.steps_done`, then removes all but the newest two.
+class Saving:
+    """The checkpoint of step `record.steps_done` below `root`: staged once this is built, complete after `complete`.
 
-    Returns:
-        The new checkpoint's directory.
-
-    Raises:
-        UserError: where a process cannot write, for example on a full disk; earlier checkpoints are untouched.
+    Until then what lies below `root` is as it was: a run that ends in between resumes from the checkpoint before.
     """
-    path = root / f"{_STEP_PREFIX}{record.steps_done:08d}"
-    fill_empty_optimizer_state(optimizer)
-    state = _sharded_state(model, optimizer, is_loading=False)
-    try:
-        with _shared_directory(path) as temporary:
-            _save_state(state, temporary / _STATE)
+
+    def __init__(self, root: Path, record: CheckpointRecord, *, model: Sequence[LanguageModel], optimizer: MegatronOptimizer) -> None:
+        """Collective. Model and optimizer may change as soon as it returns.
+
+        Raises:
+            UserError: where a process cannot write.
+        """
+        self._root, self._record = root, record
+        self._path = root / f"{_STEP_PREFIX}{record.steps_done:08d}"
+        fill_empty_optimizer_state(optimizer)
+        state = _sharded_state(model, optimizer, is_loading=False)
+        with _explained(self._path), ExitStack() as stack:
+            self._temporary = stack.enter_context(_shared_directory(self._path))
+            self._write = BackgroundWrite(state, self._temporary / _STATE, content_metadata=_OPTIMIZER_FORMAT)
+            self._directory = stack.pop_all()
+
+    def is_written(self) -> bool:
+        """Whether `complete` would wait for no file; collective."""
+        return self._write.is_written()
+
+    def complete(self) -> None:
+        """Waits for the files, makes the checkpoint appear, then removes all but the newest two; collective, to be called once.
+
+        Raises:
+            UserError: where a process could not write, for example on a full disk; earlier checkpoints are untouched.
+        """
+        with _explained(self._path), self._directory:
+            self._write.finish()
             if dist.get_rank() == 0:
-                write_json(temporary / _RECORD, asdict(replace(record, file_bytes=_file_bytes(temporary / _STATE))))
+                write_json(self._temporary / _RECORD, asdict(replace(self._record, file_bytes=_file_bytes(self._temporary / _STATE))))
+        if dist.get_rank() == 0:
+            for outdated in completed_checkpoints(self._root)[:-KEPT]:
+                shutil.rmtree(outdated)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (CheckpointException, OSError) as error:
         raise UserError(
             f"{path} cannot be written: {_one_line(error)}",
             rule="a checkpoint appears whole or not at all; those before it are untouched",
             fix="make room or correct the path's permissions; the same command resumes",
         ) from error
-    if dist.get_rank() == 0:
-        for outdated in completed_checkpoints(root)[:-KEPT]:
-            shutil.rmtree(outdated)
-    return path
 
 
 def load(
@@ -189,13 +212,6 @@ def _shared_directory(path: Path) -> Iterator[Path]:
         dist.barrier()
         yield temporary_path(path)
     dist.barrier()
-
-
-def _save_state(state: dict[str, Any], state_dir: Path) -> None:
-    # Upstream starts a process to carry the writer's results, which matters only for a writer in another process. Here the writer is a
-    # thread, and a process would outlive a killed run.
-    filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(state, str(state_dir), content_metadata=_OPTIMIZER_FORMAT)
 
 
 def fill_empty_optimizer_state(optimizer: MegatronOptimizer) -> None:

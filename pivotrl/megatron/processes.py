@@ -100,6 +100,10 @@ class Leader:
         """`Trainer.save_checkpoint` on every process; each writes its part."""
         self._call("save_checkpoint", path=path, extra=extra)
 
+    def finish_saving(self) -> None:
+        """`Trainer.finish_saving` on every process."""
+        self._call("finish_saving")
+
     def load_checkpoint(self, path: Path) -> Mapping[str, Any]:
         """`Trainer.load_checkpoint` on every process."""
         return self._call("load_checkpoint", path=path)

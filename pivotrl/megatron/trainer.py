@@ -76,6 +76,7 @@ class Trainer:
         self._memory = memory
         self._steps_done = 0
         self._measures = measures
+        self._saving: checkpoint.Saving | None = None
 
     @classmethod
     def from_hf(
@@ -153,6 +154,8 @@ class Trainer:
             FloatingPointError: where the gradient is not finite; the weights must not be used after that.
         """
         update = self._require_update()
+        if self._saving is not None and self._saving.is_written():
+            self.finish_saving()
         lr = update.learning_rate(self._steps_done)
         self._steps_done += 1
         if not micro_batches:
@@ -187,12 +190,32 @@ class Trainer:
     def save_checkpoint(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a resumable checkpoint below `path` (one directory per saved step, the newest two kept).
 
+        With `parallel.async_save` it returns when the state is copied to host memory. The checkpoint appears in the first call of `step`,
+        `save_checkpoint` or `finish_saving` that finds all its files written; the latter two wait for them.
+
         Args:
             path: the run's directory of checkpoints.
             extra: the caller's position, JSON-ready; `load_checkpoint` returns it.
+
+        Raises:
+            UserError: where this checkpoint, or the one before, cannot be written.
         """
+        update = self._require_update()
+        self.finish_saving()
         record = CheckpointRecord(self._steps_done, self._initial_weights_id, extra, checkpoint.has_expert_optimizer(), file_bytes={})
-        checkpoint.save(path, record, model=self._policy, optimizer=self._require_update().optimizer)
+        self._saving = checkpoint.Saving(path, record, model=self._policy, optimizer=update.optimizer)
+        if not update.async_save:
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Waits until the checkpoint last saved is complete, where it is not yet.
+
+        Raises:
+            UserError: where it cannot be written.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.complete()
 
     def load_checkpoint(self, path: Path) -> Mapping[str, Any]:
         """Continues from the newest complete checkpoint below `path`, bit for bit; the reference policy is left as it was loaded.

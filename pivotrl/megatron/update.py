@@ -29,6 +29,7 @@ class PolicyUpdate:
     def __init__(self, policy: Sequence[LanguageModel], config: OptimizerConfig, parallel: ParallelConfig, *, num_steps: int) -> None:
         self._config, self._num_steps = config, num_steps
         self.resume: Literal["full", "weights"] = parallel.resume
+        self.async_save = parallel.async_save
         reduction = upstream.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=parallel.overlap_grad_reduce
         )

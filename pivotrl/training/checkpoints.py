@@ -70,6 +70,7 @@ class Checkpoints:
 
     def export(self, trainer: PolicyTrainer, best: Best | None) -> Path:
         """The stage's result as hf/: the best policy, or the trainer's current one where nothing was validated."""
+        trainer.finish_saving()
         if not self._hf.exists():
             if best is None:
                 trainer.save_hf(self._hf)

@@ -60,7 +60,14 @@ class PolicyTrainer(Protocol):
         ...
 
     def save_checkpoint(self, path: Path, extra: Mapping[str, Any]) -> None:
-        """Adds a state below `path`, whole or not at all: all the trainer needs to continue bit for bit, with `extra` (JSON-ready)."""
+        """Adds a state below `path`, whole or not at all: all the trainer needs to continue bit for bit, with `extra` (JSON-ready).
+
+        It may appear later, but before the next one and at the latest in `finish_saving`.
+        """
+        ...
+
+    def finish_saving(self) -> None:
+        """Returns when the state last added is complete."""
         ...
 
     def load_checkpoint(self, path: Path) -> Mapping[str, Any]:

@@ -100,6 +100,9 @@ class BanditTrainer:
             shutil.rmtree(old)
         self._on_call("saved_checkpoint")
 
+    def finish_saving(self) -> None:
+        self._on_call("finish_saving")
+
     def load_checkpoint(self, path: Path) -> Mapping[str, Any]:
         newest = sorted(path.glob("step_*"))[-1]
         state = torch.load(newest / "state.pt")

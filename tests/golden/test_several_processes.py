@@ -15,7 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
 TIME_FILES = {"timing.json", "timing.jsonl"}
-TWO = "parallel.tensor_model_parallel_size=2"
+# All stages at their smallest, training on two tensor parallel processes.
+WHOLE = (
+    "run",
+    *("sft.num_steps=6", "sft.checkpoint_every=1", "profile.max_candidates=12", "train.num_steps=4", "train.checkpoint_every=1"),
+    *("eval.suites=[{type: skills, num_examples: 4}]", "parallel.tensor_model_parallel_size=2"),
+)
 
 
 def _start(run: Path, *words: str, world_size: int = 2) -> list[subprocess.Popen[str]]:
@@ -52,28 +57,35 @@ def _contents(stage: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_killed_stage_ends_with_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
-    words = ("sft", "sft.num_steps=6", "sft.checkpoint_every=1", TWO)
+def test_killed_stages_end_with_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    """`sft` and `train` are killed, each after a checkpoint drawn at random; the killed run also writes its checkpoints in the background."""
     runs = [tmp_path / name for name in ("undisturbed", "killed")]
     for run in runs:
         subprocess.run(["cp", "-r", str(prepared), str(run)], check=True)
-    (code, printed), (follower_code, follower_printed) = _finish(_start(runs[0], *words))
+    (code, printed), (follower_code, follower_printed) = _finish(_start(runs[0], *WHOLE))
     assert (code, follower_code) == (0, 0), printed + follower_printed
     assert not follower_printed, "only process 0 speaks"
 
-    processes, checkpoints = _start(runs[1], *words), runs[1] / "sft" / "checkpoints"
-    moment = random.Random(3).randrange(1, 5)
-    while all(process.poll() is None for process in processes) and not (checkpoints / f"step_{moment:08d}").exists():
+    words, moments = (*WHOLE, "parallel.async_save=true"), random.Random(3)
+    for stage, last in (("sft", 5), ("train", 3)):
+        _kill_at(_start(runs[1], *words), runs[1] / stage / "checkpoints" / f"step_{moments.randrange(1, last):08d}")
+        assert not (runs[1] / stage / "manifest.json").exists()
+    assert all(code == 0 for code, _ in _finish(_start(runs[1], *words)))
+
+    for stage, num_steps in (("sft", 6), ("train", 4)):
+        expected, actual = (_contents(run / stage) for run in runs)
+        assert sorted(actual) == sorted(expected)
+        assert [name for name in expected if actual[name] != expected[name]] == []
+        assert expected["metrics.jsonl"].count(b"\n") >= num_steps
+
+
+def _kill_at(processes: list[subprocess.Popen[str]], sign: Path) -> None:
+    """Kills all of them as soon as `sign` exists."""
+    while all(process.poll() is None for process in processes) and not sign.exists():
         time.sleep(0.002)
     for process in processes:
         process.kill()
     assert all(code < 0 for code, _ in _finish(processes)), "the stage was faster than the killer"
-    assert all(code == 0 for code, _ in _finish(_start(runs[1], *words)))
-
-    expected, actual = (_contents(run / "sft") for run in runs)
-    assert sorted(actual) == sorted(expected)
-    assert [name for name in expected if actual[name] != expected[name]] == []
-    assert expected["metrics.jsonl"].count(b"\n") == 6
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ import pickle
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,15 +21,17 @@ from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import Trainer
+from pivotrl.megatron.upstream import filesystem_async
 
 _HERE = Path(__file__).resolve().parent
 _EXTRA = {"data_position": 12, "ledger": ["a", "b"]}
 
 
-def start_trainer(hf_dir: Path) -> Trainer:
+def start_trainer(hf_dir: Path, *, async_save: bool = False) -> Trainer:
     """The trainer of every run in this file."""
     optimizer = OptimizerConfig(lr=3e-3, warmup_steps=2, decay="cosine", weight_decay=0.1)
-    return Trainer.from_hf(hf_dir, optimizer=optimizer, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=6, seed=0, with_reference=True)
+    parallel = ParallelConfig(async_save=async_save)
+    return Trainer.from_hf(hf_dir, optimizer=optimizer, parallel=parallel, moe=MoeConfig(), num_steps=6, seed=0, with_reference=True)
 
 
 def run_steps(trainer: Trainer, *, last: int) -> list[float]:
@@ -145,20 +149,72 @@ def test_checkpoints_that_cannot_be_trusted_are_refused(tmp_path: Path, hf_dir: 
         _resume(hf_dir, tmp_path)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, hf_dir: Path) -> None:
-    trainer = start_trainer(hf_dir)
-    run_steps(trainer, last=1)
-    trainer.save_checkpoint(tmp_path, {"step": 1})
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, hf_dir: Path, async_save: bool) -> None:
+    trainer = start_trainer(hf_dir, async_save=async_save)
+
+    def save(step: int) -> None:
+        run_steps(trainer, last=step)
+        trainer.save_checkpoint(tmp_path, {"step": step})
+        trainer.finish_saving()
+
+    save(1)
     run_steps(trainer, last=2)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(UserError, match="step_00000002 cannot be written"):
-            trainer.save_checkpoint(tmp_path, {"step": 2})
+            save(2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert start_trainer(hf_dir).load_checkpoint(tmp_path) == {"step": 1}
+
+
+def _tensors(state_dir: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in state_dir.iterdir() if file.suffix == ".distcp"}
+
+
+def test_a_background_save_holds_the_state_of_its_step(tmp_path: Path, hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer is held back while training goes on: until it has written, the checkpoint before is the newest, and then it has its step's bytes."""
+    waiting = start_trainer(hf_dir)
+    for last in (1, 2):
+        run_steps(waiting, last=last)
+        waiting.save_checkpoint(tmp_path / "waited", {"step": last})
+
+    may_write, written_by_upstream = threading.Event(), filesystem_async.FileSystemWriterAsync.write_preloaded_data
+
+    def held_back(*arguments: Any, **named: Any) -> Any:
+        may_write.wait()
+        return written_by_upstream(*arguments, **named)
+
+    trainer, path = start_trainer(hf_dir, async_save=True), tmp_path / "background"
+    run_steps(trainer, last=1)
+    trainer.save_checkpoint(path, {"step": 1})
+    trainer.finish_saving()
+    monkeypatch.setattr(filesystem_async.FileSystemWriterAsync, "write_preloaded_data", held_back)
+    run_steps(trainer, last=2)
+    trainer.save_checkpoint(path, {"step": 2})
+    run_steps(trainer, last=4)
+    assert [found.name for found in checkpoint.completed_checkpoints(path)] == ["step_00000001"]
+    assert start_trainer(hf_dir).load_checkpoint(path) == {"step": 1}, "a run killed now resumes from the checkpoint before"
+    may_write.set()
+    trainer.save_checkpoint(path, {"step": 4})
+    assert [found.name for found in checkpoint.completed_checkpoints(path)][-1] == "step_00000002", "a save completes the one before"
+    trainer.finish_saving()
+    assert [found.name for found in checkpoint.completed_checkpoints(path)] == ["step_00000002", "step_00000004"]
+    assert _tensors(path / "step_00000002" / "state") == _tensors(tmp_path / "waited" / "step_00000002" / "state")
+
+
+def test_a_step_completes_a_background_save_that_is_written(tmp_path: Path, hf_dir: Path) -> None:
+    trainer = start_trainer(hf_dir, async_save=True)
+    trainer.save_checkpoint(tmp_path, {})
+    assert trainer._saving is not None
+    thread = trainer._saving._write._thread
+    assert thread is not None
+    thread.join()
+    run_steps(trainer, last=1)
+    assert [path.name for path in checkpoint.completed_checkpoints(tmp_path)] == ["step_00000000"]
 
 
 class _Payload:
