@@ -196,6 +196,18 @@ def engine(
 
 
 @app.command()
+def tables(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file: arms, domains, seeds and where their results lie.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", show_default=False)],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides of the file's keys.")] = None,
+) -> None:
+    """The paper's tables and figures from run directories or result files of public harnesses, with n and intervals."""
+    from pivotrl.verbs.tables import run_tables
+
+    run_tables(spec, out, overrides or [])
+
+
+@app.command()
 def config(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     """Print every value of a recipe and where it came from."""
     from pivotrl import pipeline

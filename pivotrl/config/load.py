@@ -250,7 +250,7 @@ def _problem(
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     inside = [str(part) for part in first["loc"]]
     location = [*section, *inside]
-    key = ".".join(_without_tags(inside, values)) or "the recipe"
+    key = ".".join(_without_tags(inside, values)) or ("the recipe" if root is Recipe else "the file")
     value = "" if first["type"] in ("missing", "extra_forbidden") or not inside else f" is {first['input']!r}"
     if first["type"] == "extra_forbidden":
         known = _fields_at(root, location[:-1])
