@@ -167,8 +167,7 @@ def doctor(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     run: RunOption = None,
-    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="A cluster file: checks layout, memory and cost.")] = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Plan options; RECIPE/plan/<cluster file> if not given.")] = None,
+    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="A file of launch/clusters or configs/clusters: memory and cost.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="FILE", help="Describes the model where its checkpoint is elsewhere.")] = None,
     static: Annotated[bool, typer.Option("--static", help="Check only what the recipe's own files tell.")] = False,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the findings to this file as well.")] = None,
@@ -176,7 +175,7 @@ def doctor(
     """Find a recipe's errors before the queue does. Exits 0 where it may be submitted, 1 where it must not."""
     from pivotrl.verbs.doctor import Request, run_doctor
 
-    request = Request(recipe, overrides or [], run, cluster, plan_file, model, static)
+    request = Request(recipe, overrides or [], run, cluster, model, static)
     if not run_doctor(request, out):
         sys.exit(EXIT_UNFIT)
 

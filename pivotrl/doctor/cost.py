@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.doctor.checkpoint import check_layout
 from pivotrl.doctor.findings import Findings
+from pivotrl.planning.memory import GIB
 from pivotrl.planning.page import layout_name
-from pivotrl.planning.proposals import assess, remedies, trainer_processes
+from pivotrl.planning.proposals import assess, trainer_processes
 from pivotrl.planning.recipe import plan_of
 
 
@@ -25,51 +25,48 @@ def check_without_cluster(loaded: LoadedRecipe, config: Any, findings: Findings)
     check_layout(loaded, config, fewest, findings, parallel_key="parallel")
 
 
-def check_on_cluster(loaded: LoadedRecipe, config: Any, options: PlanConfig, cluster: ClusterConfig, findings: Findings, *, source: Path) -> None:
-    """World size, divisibility and memory of the layout, and what the run costs.
-
-    Args:
-        source: the file of plan options, for the findings.
-    """
-    plan = plan_of(loaded.recipe, options)
-    assert plan.parallel is not None, "plan_of states one"
-    layout = loaded.recipe.model_copy(update={"parallel": plan.parallel})
-    with findings.refused_by("layout", str(source)):
-        num_processes = trainer_processes(plan, cluster)
-        before = len(findings.found)
-        check_layout(LoadedRecipe(layout, loaded.directory, loaded.origins), config, num_processes, findings, parallel_key=str(source))
-        if any(one.check == "layout" for one in findings.found[before:]):
+def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, findings: Findings) -> None:
+    """World size, divisibility and memory of the layout on the recipe's nodes, and what the run costs."""
+    plan, parallel = plan_of(loaded.recipe), loaded.recipe.parallel
+    with findings.refused_by("layout", "launch"):
+        num_processes, num_before = trainer_processes(plan, cluster), len(findings.found)
+        check_layout(loaded, config, num_processes, findings, parallel_key="parallel")
+        if any(one.check == "layout" for one in findings.found[num_before:]):
             return
-        data_parallel = num_processes // (
-            plan.parallel.tensor_model_parallel_size * plan.parallel.pipeline_model_parallel_size * plan.parallel.context_parallel_size
-        )
-        num_units = plan.workload.pivots_per_step * (1 if plan.workload.is_prefix_shared else plan.workload.group_size)
-        if num_units < data_parallel:
-            findings.warn(
-                "idle-processes",
-                f"a step has {num_units} {'groups' if plan.workload.is_prefix_shared else 'sequences'} for {data_parallel} data parallel processes",
-                where=str(source),
-                rule="each takes a part of the step's micro-batches, and some would have none",
-                fix="use fewer nodes, or raise train.pivots_per_step or train.group_size",
-            )
-        found = assess(config, plan.parallel, plan, cluster)
+        _check_idle(plan, num_processes, findings)
+        found = assess(config, parallel, plan, cluster)
         for name, memory in (("a trainer process", found.trainer), ("an engine process", found.engine)):
             if not memory.fits:
                 largest = max(memory.terms, key=lambda term: term.num_bytes)
-                knobs = remedies(config, plan.parallel, plan, cluster)
                 findings.error(
                     "memory",
-                    f"{name} takes {memory.total / 2**30:,.1f} GiB, most of it {largest.name}",
-                    where=f"{layout_name(plan.parallel)} on {cluster.name}",
-                    rule=f"{(memory.capacity - memory.margin) / 2**30:,.1f} GiB are there after the margin",
-                    fix=f"plan with {', or '.join(knobs)}" if knobs else "use more nodes, or split more",
+                    f"{name} takes {memory.total / GIB:,.1f} GiB, most of it {largest.name}",
+                    where=f"{layout_name(parallel)} on {cluster.name}",
+                    rule=f"{(memory.capacity - memory.margin) / GIB:,.1f} GiB are there after the margin",
+                    fix="use more nodes, split more, or engine.max_num_seqs less; `pivotrl plan` lists layouts that fit",
                 )
-        findings.figures |= {
-            "nodes": plan.num_nodes,
-            "layout": layout_name(plan.parallel),
-            "step_s": round(found.cost.step_s, 1),
-            "train_gpu_hours": round(found.cost.gpu_hours),
-        }
+    findings.figures |= {
+        "nodes": plan.num_nodes,
+        "layout": layout_name(parallel),
+        "step_s": round(found.cost.step_s, 1),
+        "train_gpu_hours": round(found.cost.gpu_hours),
+    }
+
+
+def _check_idle(plan: PlanConfig, num_processes: int, findings: Findings) -> None:
+    parallel, workload = plan.parallel, plan.workload
+    assert parallel is not None, "plan_of states one"
+    model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    num_replicas = num_processes // model_size
+    num_units = workload.pivots_per_step * (1 if workload.is_prefix_shared else workload.group_size)
+    if num_units < num_replicas:
+        findings.warn(
+            "idle-processes",
+            f"a step has {num_units} {'groups' if workload.is_prefix_shared else 'sequences'} for {num_replicas} data parallel processes",
+            where="launch.train_nodes",
+            rule="each takes a part of the step's micro-batches, and some would have none",
+            fix="use fewer nodes, or raise train.pivots_per_step or train.group_size",
+        )
 
 
 def count_turns(loaded: LoadedRecipe, num_candidates: int | None, findings: Findings) -> None:

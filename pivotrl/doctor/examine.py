@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pivotrl import build
 from pivotrl.config.load import LoadedRecipe, load_recipe, load_section
-from pivotrl.config.planning import ClusterConfig, PlanConfig
+from pivotrl.config.planning import ClusterConfig
 from pivotrl.doctor.checkpoint import check_checkpoint, check_context, model_config
 from pivotrl.doctor.cost import check_on_cluster, check_without_cluster, count_turns
 from pivotrl.doctor.data import Seen, check_data
@@ -19,6 +19,7 @@ from pivotrl.doctor.findings import Findings
 from pivotrl.doctor.machine import check_disk, check_judges, check_packages, check_port
 from pivotrl.doctor.settings import check_settings, place
 from pivotrl.doctor.turns import check_turns
+from pivotrl.launching.render import load_target
 
 SAMPLE_SIZE = 64
 """Expert turns that are rendered, parsed and judged."""
@@ -35,8 +36,7 @@ class Request:
     run: Path | None
     """None: the recipe's default run directory."""
     cluster: Path | None
-    plan: Path | None
-    """Options of the plan; None: RECIPE/plan/<name of the cluster file>."""
+    """A file of launch/clusters, whose hardware file counts, or of configs/clusters."""
     model: Path | None
     """Describes a model whose checkpoint is elsewhere."""
     is_static: bool
@@ -49,10 +49,10 @@ def examine(request: Request) -> Findings:
     """Runs every check.
 
     Raises:
-        UserError: for a cluster, plan or model file that cannot be read: these are the command's own words, not the recipe's.
+        UserError: for a cluster or model file that cannot be read: these are the command's own words, not the recipe's.
     """
     findings = Findings()
-    cluster = load_section(ClusterConfig, file=request.cluster) if request.cluster is not None else None
+    cluster = _hardware(request.cluster) if request.cluster is not None else None
     with findings.refused_by("recipe", str(request.recipe)):
         loaded = load_recipe(request.recipe, request.overrides)
         _examine(loaded, request, cluster, findings)
@@ -68,7 +68,10 @@ def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | No
         findings.not_checked["layout, memory and cost"] = "nothing here describes the model; give --model FILE"
     else:
         check_context(loaded, config, findings)
-        _check_cost(loaded, config, request, cluster, findings)
+        if cluster is None:
+            check_without_cluster(loaded, config, findings)
+        else:
+            check_on_cluster(loaded, config, cluster, findings)
     if request.is_static:
         findings.not_checked["data, checkpoint and machine"] = "--static"
         _check_template(loaded, run, findings)
@@ -86,12 +89,14 @@ def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | No
     count_turns(loaded, None if seen is None else seen.candidates.total(), findings)
 
 
-def _check_cost(loaded: LoadedRecipe, config: object, request: Request, cluster: ClusterConfig | None, findings: Findings) -> None:
-    if cluster is None or request.cluster is None:
-        check_without_cluster(loaded, config, findings)
-        return
-    source = request.plan or loaded.directory / "plan" / request.cluster.name
-    check_on_cluster(loaded, config, load_section(PlanConfig, file=source), cluster, findings, source=source)
+def _hardware(path: Path) -> ClusterConfig | None:
+    """The GPUs of a cluster; None for a cluster without."""
+    from omegaconf import OmegaConf
+
+    # A file of configs/clusters describes nodes; one of launch/clusters names such a file.
+    if path.is_file() and "gpus_per_node" not in OmegaConf.load(path):
+        return load_target(path).hardware
+    return load_section(ClusterConfig, file=path)
 
 
 def _check_template(loaded: LoadedRecipe, run: Path, findings: Findings) -> None:

@@ -55,6 +55,7 @@ def check_settings(loaded: LoadedRecipe, findings: Findings) -> None:
     _check_tokens(loaded, findings)
     _check_verifier(loaded, findings)
     _check_evaluation(loaded, findings)
+    _check_placement(loaded, findings)
     for key, is_unread, reason in _UNREAD:
         if loaded.origins.get(key, DEFAULT) != DEFAULT and is_unread(loaded.recipe):
             findings.warn(
@@ -198,6 +199,19 @@ def _check_evaluation(loaded: LoadedRecipe, findings: Findings) -> None:
         findings.warn("suites", "eval.suites is empty", where=where, rule="nothing would be measured", fix="add a held_out suite")
     with findings.refused_by("suites", where):
         check_suites(loaded.recipe.eval)
+
+
+def _check_placement(loaded: LoadedRecipe, findings: Findings) -> None:
+    recipe, where = loaded.recipe, place(loaded, "placement.type")
+    num_nodes = recipe.launch.generation_nodes
+    if num_nodes and recipe.placement.type != "remote":
+        problem, fix = f"launch.generation_nodes is {num_nodes} and placement.type is {recipe.placement.type}", "set placement.type to remote"
+    elif recipe.placement.type == "remote" and recipe.placement.num_replicas != num_nodes:
+        problem = f"placement.num_replicas is {recipe.placement.num_replicas} and launch.generation_nodes is {num_nodes}"
+        fix = "set num_replicas to ${launch.generation_nodes}"
+    else:
+        return
+    findings.error("placement", problem, where=where, rule="`launch` starts one remote engine on each generation node", fix=fix)
 
 
 def _ignores_similarity(verifier: object) -> bool:

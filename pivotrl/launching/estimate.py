@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pivotrl.config.launch import ClusterFile
 from pivotrl.config.load import LoadedRecipe
-from pivotrl.config.planning import ClusterConfig, PlanConfig, WorkloadConfig
+from pivotrl.config.planning import ClusterConfig
 from pivotrl.config.schema import HuggingFaceModel
 from pivotrl.errors import UserError
 from pivotrl.launching.jobs import Job, time_limit
@@ -67,30 +67,18 @@ def hours(duration: str) -> float:
     return 24 * int(days or 0) + hour + minute / 60 + second / _SECONDS_PER_HOUR
 
 
-def train_estimate(loaded: LoadedRecipe, job: Job, hardware: ClusterConfig, run: Path) -> TrainEstimate | str:
+def train_estimate(loaded: LoadedRecipe, hardware: ClusterConfig, run: Path) -> TrainEstimate | str:
     """The planner's figures for the recipe's layout, or why there are none."""
-    recipe, train = loaded.recipe, loaded.recipe.train
+    recipe = loaded.recipe
     if not isinstance(recipe.model, HuggingFaceModel):
         return f"model.type is {recipe.model.type}; only a Hugging Face checkpoint is planned"
     from pivotrl.planning.inputs import load_model
     from pivotrl.planning.proposals import assess
+    from pivotrl.planning.recipe import plan_of
 
-    longest = recipe.render.max_prompt_tokens + recipe.sampling.max_new_tokens
-    mean = WorkloadConfig()
-    workload = WorkloadConfig(
-        pivots_per_step=train.pivots_per_step,
-        group_size=train.group_size,
-        prompt_tokens=min(mean.prompt_tokens, recipe.render.max_prompt_tokens),
-        action_tokens=min(mean.action_tokens, recipe.sampling.max_new_tokens),
-        max_sequence_tokens=longest,
-        micro_batch_tokens=train.micro_batch_tokens,
-        is_prefix_shared=train.batching == "shared_prefix",
-        num_steps=train.num_steps,
-    )
-    plan = PlanConfig(num_nodes=job.all_nodes, generation_nodes=job.generation_nodes, has_reference=train.kl.beta > 0, workload=workload)
     try:
         _, shape = load_model(loaded.expand(recipe.model.path, run))
-        found = assess(shape, recipe.parallel, plan, hardware)
+        found = assess(shape, recipe.parallel, plan_of(recipe), hardware)
     except UserError as error:
         return str(error)
-    return TrainEstimate(found.cost.gpu_hours, found.cost.step_s * train.num_steps / _SECONDS_PER_HOUR, found.cost.step_s, found.fits)
+    return TrainEstimate(found.cost.gpu_hours, found.cost.step_s * recipe.train.num_steps / _SECONDS_PER_HOUR, found.cost.step_s, found.fits)

@@ -56,6 +56,8 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     processes = launch.processes_per_node or max(gpus_per_node, 1)
     shards = launch.profile_shards
     shard_words = ("--shard", f'"$SLURM_ARRAY_TASK_ID"/{shards}') if shards > 1 else ()
+    # Jobs of one node have no generation nodes to wait for: their engine is in their own process, on that node's GPUs.
+    alone = ("placement.type=in_process",) if recipe.placement.type == "remote" else ()
     jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
     if recipe.sft is not None:
         jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, 0, processes))
@@ -63,7 +65,7 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
         Job(
             "profile",
             "rollouts of the reference policy per candidate",
-            (_stage("profile", *shard_words),),
+            (_stage("profile", *shard_words, *alone),),
             num_shards=shards,
             shards_at_once=launch.profile_shards_at_once,
         )
@@ -74,7 +76,7 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     if launch.convert_to is not None:
         words = ("pivotrl", "convert", "{run}/train/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
         jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))
-    jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval"),)))
+    jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval", *alone),)))
     jobs.append(Job("report", "the run's page", (Command("report", ("pivotrl", "report", "{run}")),)))
     return jobs
 

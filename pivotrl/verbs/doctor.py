@@ -21,7 +21,7 @@ def run_doctor(request: Request, out: Path | None) -> bool:
         out: file for the result as JSON, or None.
 
     Raises:
-        UserError: for a cluster, plan or model file that cannot be read.
+        UserError: for a cluster or model file that cannot be read.
     """
     findings = examine(request)
     if out is not None:

@@ -40,10 +40,9 @@ def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script
     console = results_console()
     console.print(table)
     console.print(f"GPU-hours at most, each job started once: {sum(row.gpu_hours for row in rows):,.1f}", highlight=False)
-    train = next((job for job in jobs if job.name == "train"), None)
-    if train is None or target.hardware is None:
+    if target.hardware is None or all(job.name != "train" for job in jobs):
         return
-    found = train_estimate(loaded, train, target.hardware, run)
+    found = train_estimate(loaded, target.hardware, run)
     if isinstance(found, str):
         console.print(f"train by the planner: not estimated ({found})", highlight=False)
     else:

@@ -58,6 +58,8 @@ SETTINGS = [
     Fault("layout", ("parallel.sequence_parallel=true",), "sequence_parallel is true"),
     Fault("layout", ("parallel.expert_model_parallel_size=2",), "has no experts"),
     Fault("layout", (NO_CHECKPOINT, "parallel.expert_model_parallel_size=256"), "number of experts is 128", model=QWEN),
+    Fault("placement", ("launch.generation_nodes=2",), "launch.generation_nodes is 2"),
+    Fault("placement", ("placement={type: remote, num_replicas: 3}", "launch.generation_nodes=2"), "num_replicas is 3"),
     Fault("template", ("render.chat_template=nowhere.jinja",), "nowhere.jinja"),
 ]
 

@@ -50,12 +50,12 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _static(overrides: tuple[str, ...], *, model: Path | None = None, cluster: Path | None = None, plan: Path | None = None) -> Findings:
-    return examine(Request(TINY, [*GOOD, *overrides], None, cluster, plan, model, is_static=True))
+def _static(overrides: tuple[str, ...], *, model: Path | None = None, cluster: Path | None = None) -> Findings:
+    return examine(Request(TINY, [*GOOD, *overrides], None, cluster, model, is_static=True))
 
 
 def _whole(run: Path, overrides: tuple[str, ...] = ()) -> Findings:
-    return examine(Request(TINY, [*GOOD, *overrides], run, None, None, None, is_static=False, sample_size=12, port=_free_port()))
+    return examine(Request(TINY, [*GOOD, *overrides], run, None, None, is_static=False, sample_size=12, port=_free_port()))
 
 
 def _named(findings: Findings, check: str, says: str) -> Finding:
@@ -92,20 +92,16 @@ def test_each_broken_file_or_row_is_named(fault: RunFault, good_run: Path, tmp_p
 
 
 def test_a_folder_that_is_no_recipe_is_a_finding(tmp_path: Path) -> None:
-    findings = examine(Request(tmp_path, [], None, None, None, None, is_static=True))
+    findings = examine(Request(tmp_path, [], None, None, None, is_static=True))
     _named(findings, "recipe", "holds no recipe.yaml")
 
 
-def test_a_layout_that_does_not_fit_the_cluster_is_named(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    layout = ("parallel={tensor_model_parallel_size: 8, sequence_parallel: true, expert_model_parallel_size: 8, expert_tensor_parallel_size: 1}",)
-    plan.write_text("num_nodes: 4\n")
-    _named(_static((NO_CHECKPOINT, *layout), model=SUPER, cluster=CLUSTER, plan=plan), "memory", "GiB")
-    plan.write_text("num_nodes: 3\n")
-    spread = ("parallel={tensor_model_parallel_size: 4, sequence_parallel: true, context_parallel_size: 4}",)
-    _named(_static((NO_CHECKPOINT, *spread), model=QWEN, cluster=CLUSTER, plan=plan), "layout", "24 processes")
-    plan.write_text("num_nodes: 64\n")
-    _named(_static((NO_CHECKPOINT,), model=QWEN, cluster=CLUSTER, plan=plan), "idle-processes", "512 data parallel processes")
+def test_a_layout_that_does_not_fit_the_cluster_is_named() -> None:
+    layout = "parallel={tensor_model_parallel_size: 8, sequence_parallel: true, expert_model_parallel_size: 8, expert_tensor_parallel_size: 1}"
+    _named(_static((NO_CHECKPOINT, layout, "launch.train_nodes=4"), model=SUPER, cluster=CLUSTER), "memory", "GiB")
+    layout = "parallel={tensor_model_parallel_size: 4, sequence_parallel: true, context_parallel_size: 4}"
+    _named(_static((NO_CHECKPOINT, layout, "launch.train_nodes=3"), model=QWEN, cluster=CLUSTER), "layout", "24 processes")
+    _named(_static((NO_CHECKPOINT, "launch.train_nodes=64"), model=QWEN, cluster=CLUSTER), "idle-processes", "512 data parallel processes")
 
 
 def test_a_full_disk_and_a_file_in_the_way_are_named(good_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
