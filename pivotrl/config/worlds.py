@@ -6,14 +6,14 @@ from typing import Literal
 
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 
-type WorldName = Literal["order_desk", "terminal", "swe", "search"]
+type WorldName = Literal["order_desk", "terminal", "swe", "search", "bfcl"]
 
 
 class WorldConfig(Section):
     """A deterministic world that writes the recipe's trajectories (quickstart) instead of files the user has. docs/worlds.md"""
 
     type: WorldName
-    """The world that is demonstrated and evaluated: one per domain of the paper."""
+    """The world that is demonstrated and evaluated: one of ours per domain of the paper, or BFCL multi-turn (`make bfcl`)."""
     num_train_tasks: PositiveInt
     """Tasks the expert demonstrates."""
     num_test_tasks: PositiveInt

@@ -141,7 +141,7 @@ def _expert_row(scripted: ScriptedWorld, episode: Episode) -> dict[str, Any]:
     row: dict[str, Any] = {"task_id": episode.task_id, "success": episode.success}
     if scripted.world.action_format == _TERMINUS:
         return {**row, "conversations": _text_messages(scripted, episode)}
-    row |= {"messages": chat_messages(episode.state().messages), "tools": [chat_tool(tool) for tool in scripted.world.tools]}
+    row |= {"messages": chat_messages(episode.state().messages), "tools": [chat_tool(tool) for tool in episode.state().tools]}
     return row if scripted.world.domain is Domain.CONVERSATIONAL else {**row, "domain": scripted.world.domain.value}
 
 

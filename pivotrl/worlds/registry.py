@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pivotrl.worlds import order_desk_expert, search_expert, swe_expert, terminal_expert
+from pivotrl.worlds import bfcl, order_desk_expert, search_expert, swe_expert, terminal_expert
 from pivotrl.worlds.order_desk import OrderDesk
 from pivotrl.worlds.protocol import ScriptedWorld
 from pivotrl.worlds.search import Search
@@ -22,6 +22,10 @@ WORLDS: Mapping[str, ScriptedWorld] = MappingProxyType(
 )
 
 
+PUBLIC_WORLDS: Mapping[str, ScriptedWorld] = MappingProxyType({"bfcl": ScriptedWorld(bfcl.BfclMultiTurn(), bfcl.expert, bfcl.noisy_agent)})
+"""Adapters to public worlds; each needs a package that is installed apart."""
+
+
 def scripted_world(name: str) -> ScriptedWorld:
     """The world that a recipe names."""
-    return WORLDS[name]
+    return WORLDS[name] if name in WORLDS else PUBLIC_WORLDS[name]
