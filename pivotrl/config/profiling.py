@@ -4,9 +4,43 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pivotrl.config.section import Fraction01, PositiveInt, Section
+
+
+class PassRatePriorConfig(Section):
+    """What is known of the candidates' pass rates before the profile: point masses at 0 and 1, and a Beta distribution between them."""
+
+    always_fails: Fraction01
+    """Share of candidates whose pass rate is 0."""
+    always_succeeds: Fraction01
+    """Share of candidates whose pass rate is 1."""
+    alpha: Annotated[float, Field(gt=0)]
+    """First parameter of the Beta distribution of all other pass rates."""
+    beta: Annotated[float, Field(gt=0)]
+    """Second parameter."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> PassRatePriorConfig:
+        if self.always_fails + self.always_succeeds > 1:
+            raise ValueError(f"always_fails ({self.always_fails}) and always_succeeds ({self.always_succeeds}) must not exceed 1 together")
+        return self
+
+
+class AdaptiveConfig(Section):
+    """Adaptive K: a candidate's sampling stops early where more samples would hardly change what `select` does with it (docs/profiling.md)."""
+
+    risk: Annotated[float, Field(gt=0, lt=0.5)]
+    """Expected share of candidates that select would decide otherwise after all `profile.num_samples` samples, under the prior."""
+    min_samples: PositiveInt = 2
+    """Samples that every candidate gets."""
+    round_samples: PositiveInt = 1
+    """Samples drawn between two looks: more keep an engine fuller and save fewer rollouts."""
+    prior: PassRatePriorConfig | None = None
+    """The prior, or None to fit one to a first pass over `pilot_candidates`."""
+    pilot_candidates: PositiveInt = 512
+    """Candidates of the first pass, in whole units chosen by hash, all of which get `profile.num_samples` samples."""
 
 
 class ProfileConfig(Section):
@@ -14,6 +48,8 @@ class ProfileConfig(Section):
 
     num_samples: Annotated[int, Field(ge=2)]
     """K: samples per candidate."""
+    adaptive: AdaptiveConfig | None = None
+    """Stop sampling early where the decision is clear, or None: exactly K samples each, as the paper does."""
     max_candidates: PositiveInt | None = None
     """Profile this many candidates, chosen by hash of their id (None: all)."""
     expert_actions: Literal["all", "calls"] = "all"
@@ -26,3 +62,9 @@ class ProfileConfig(Section):
     """The stage stops where more than this share of verdicts is the infrastructure's fault."""
     num_workers: PositiveInt = 1
     """Worker processes that the stage starts on this machine, each with its own engine. Changes the time, never a byte of the result."""
+
+    @model_validator(mode="after")
+    def _minimum_below_k(self) -> ProfileConfig:
+        if self.adaptive is not None and self.adaptive.min_samples > self.num_samples:
+            raise ValueError(f"adaptive.min_samples ({self.adaptive.min_samples}) must not exceed num_samples ({self.num_samples})")
+        return self

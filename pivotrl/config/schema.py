@@ -263,6 +263,15 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _adaptive_serves_a_rule(self) -> Recipe:
+        if self.profile.adaptive is not None and not isinstance(self.select, Eq5Rule | WindowRule):
+            raise ValueError(
+                f"profile.adaptive is set but select.rule is {self.select.rule}, which does not look at pass rates; "
+                "leave profile.adaptive out, or select by eq5 or window"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _somebody_judges(self) -> Recipe:
         if isinstance(self.verifier, GymTerminusVerifierConfig) and self.verifier.enable_llm_judge:
             raise ValueError(

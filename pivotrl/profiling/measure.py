@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pivotrl.config.schema import ProfileConfig, SamplingConfig
+from pivotrl.config.profiling import ProfileConfig
+from pivotrl.config.schema import SamplingConfig, SelectConfig
 from pivotrl.pivots.candidates import state_of
 from pivotrl.pivots.dataset import ProfiledCandidate
+from pivotrl.profiling.adaptive import StoppingRule
 from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.render_template import UnrenderableState
@@ -34,6 +36,8 @@ class ProfileSettings:
     sampling: SamplingConfig
     max_prompt_tokens: int
     run_seed: int
+    select: SelectConfig | None = None
+    """What the profile is for: the rule that adaptive K must not change the outcome of. Needed there alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +80,19 @@ class Measurer:
     def __init__(self, trajectories: TrajectoryStore, sampler: LocalSampler, renderer: Renderer, settings: ProfileSettings) -> None:
         self._trajectories, self._sampler, self._renderer, self._settings = trajectories, sampler, renderer, settings
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured]:
-        """Profiles of one unit, in the order given. Candidates that are quarantined before sampling cost no turn."""
+    def measure(self, candidates: Sequence[Candidate], rule: StoppingRule | None = None) -> list[Measured]:
+        """Profiles of one unit, in the order given. Candidates that are quarantined before sampling cost no turn.
+
+        Args:
+            rule: where sampling may stop early; None draws exactly K samples each.
+        """
         prepared = self._prepare(candidates)
-        samples = self._sample([one.task for one in prepared if one.quarantine_reason is None])
+        samples = self._sample([one.task for one in prepared if one.quarantine_reason is None], rule)
         return [self._measured(one, samples) for one in prepared]
 
     def _measured(self, prepared: _Prepared, samples_of: Mapping[str, tuple[ProfileSample, ...]]) -> Measured:
         samples = samples_of.get(prepared.candidate.id, ())
-        profile = profile_of(prepared.candidate, prepared.task, samples, num_samples=self._settings.profile.num_samples)
+        profile = profile_of(prepared.candidate, prepared.task, samples)
         if prepared.quarantine_reason is not None:
             profile = replace(profile, quarantine_reason=prepared.quarantine_reason)
         return Measured(ProfiledCandidate(prepared.candidate, profile), samples, expert_was_infra=prepared.quarantine_reason == INFRA)
@@ -119,22 +127,34 @@ class Measurer:
                 verdicts[index] = verdict
         return verdicts
 
-    def _sample(self, tasks: Sequence[LocalTask]) -> dict[str, tuple[ProfileSample, ...]]:
-        """K samples per task; places whose verdict was infra are drawn again with a new seed, `max_resamples` times at most."""
+    def _sample(self, tasks: Sequence[LocalTask], rule: StoppingRule | None) -> dict[str, tuple[ProfileSample, ...]]:
+        """The samples of each task: K, or as many as the rule asks for, the same first ones of the same K."""
         samples: dict[str, list[ProfileSample]] = {task.candidate_id: [] for task in tasks}
-        open_places = {task.candidate_id: tuple(range(self._settings.profile.num_samples)) for task in tasks}
+        num_samples, first, active = self._settings.profile.num_samples, 0, list(tasks)
+        while active:
+            size = num_samples if rule is None else rule.round_samples if first else rule.min_samples
+            size = min(size, num_samples - first)
+            self._draw(active, range(first, first + size), samples)
+            first += size
+            if first == num_samples or rule is None:
+                break
+            active = [task for task in active if not _is_done(samples[task.candidate_id], rule)]
+        return {
+            candidate_id: tuple(sorted(drawn, key=lambda one: (one.rollout.sample_index, one.attempt))) for candidate_id, drawn in samples.items()
+        }
+
+    def _draw(self, tasks: Sequence[LocalTask], places: range, samples: dict[str, list[ProfileSample]]) -> None:
+        """One sample per task and place; places whose verdict was infra are drawn again with a new seed, `max_resamples` times at most."""
+        open_places = {task.candidate_id: tuple(places) for task in tasks}
         for attempt in range(self._settings.profile.max_resamples + 1):
             for batch in _by_num_open(tasks, open_places):
                 num_open = len(open_places[batch[0].candidate_id])
-                drawn = self._sampler.sample(batch, num_samples=num_open, place=("profile", attempt))
+                drawn = self._sampler.sample(batch, num_samples=num_open, place=("profile", attempt), first_index=places.start)
                 for task, rollouts in zip(batch, drawn, strict=True):
                     placed = zip(open_places[task.candidate_id], rollouts, strict=True)
                     new = [self._sample_of(replace(rollout, sample_index=place), attempt) for place, rollout in placed]
                     samples[task.candidate_id] += new
                     open_places[task.candidate_id] = tuple(one.rollout.sample_index for one in new if one.is_infra)
-        return {
-            candidate_id: tuple(sorted(drawn, key=lambda one: (one.rollout.sample_index, one.attempt))) for candidate_id, drawn in samples.items()
-        }
 
     def _sample_of(self, rollout: LocalRollout, attempt: int) -> ProfileSample:
         is_counted = counted(rollout, self._settings.sampling.truncated)
@@ -148,11 +168,24 @@ def _quarantine_reason(expert_verdict: Verdict) -> str | None:
     return None if is_accepted else EXPERT_REJECTED + expert_verdict.reason
 
 
-def profile_of(candidate: Candidate, task: LocalTask, samples: Sequence[ProfileSample], *, num_samples: int) -> Profile:
-    """Eq. 4 over the counted samples; quarantined where a place among the K was never judged, or nothing was counted."""
+def _is_done(samples: Sequence[ProfileSample], rule: StoppingRule) -> bool:
+    """Whether a task needs no further sample: the rule says so, or it is lost anyway because a place was never judged.
+
+    Rewards between 0 and 1 are no coin tosses: with one of them a task gets all K samples.
+    """
+    judged = [one for one in samples if not one.is_infra]
+    rewards = [one.counted_reward for one in judged if one.counted_reward is not None]
+    if len(judged) < len({one.rollout.sample_index for one in samples}):
+        return True
+    return all(reward in (0, 1) for reward in rewards) and rule.stops(len(rewards), int(sum(rewards)))
+
+
+def profile_of(candidate: Candidate, task: LocalTask, samples: Sequence[ProfileSample]) -> Profile:
+    """Eq. 4 over the counted samples; quarantined where a place that was drawn was never judged, or nothing was counted."""
     judged = [one for one in samples if not one.is_infra]
     rewards_K = tuple(one.counted_reward for one in judged if one.counted_reward is not None)
-    reason = INFRA if len(judged) < num_samples else None if rewards_K else NO_COUNTED_SAMPLE
+    num_places = len({one.rollout.sample_index for one in samples})
+    reason = INFRA if len(judged) < num_places else None if rewards_K else NO_COUNTED_SAMPLE
     return Profile(
         candidate_id=candidate.id,
         prompt_token_ids=task.prompt_token_ids,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pivotrl.locks import NumberedLocks
 from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
+from pivotrl.profiling.adaptive import ADAPTIVE, StoppingRule, read_rule, write_rule
 from pivotrl.profiling.measure import Measurer, ProfileSettings
 from pivotrl.profiling.shards import WHOLE, Shard
 from pivotrl.profiling.summary import summarize
@@ -24,6 +26,9 @@ from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import Stage, read_jsonl, write_jsonl
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
 from pivotrl.types import Candidate
+
+# Beyond every unit's number: the lock on adaptive.json.
+_RULE_LOCK = 1 << 40
 
 
 def run_profile(
@@ -77,9 +82,7 @@ def profile_units(
     title = "profile" if shard == WHOLE else f"profile {shard.index}/{shard.count}"
     with NumberedLocks(locks_path(stage.path)) as locks, progress_bar(title, work.num_candidates(numbers), "candidates") as bar:
         worker = _Worker(stage, work, Measurer(trajectories, sampler, renderer, settings), settings, locks, bar)
-        left = worker.pass_over(numbers, waits=False)
-        if left:
-            worker.pass_over(left, waits=True)
+        worker.make_all(numbers)
     if (stage.path / UNITS).exists():
         add_timing(stage.path, shard, {"worker_s": round(time.monotonic() - started_s, 3), **sampler.take_cost()})
 
@@ -94,9 +97,19 @@ def finish_profile(
         merge(directory, work.num_units)
     if (directory / UNITS).exists():
         shutil.rmtree(directory / UNITS)
-    summary = summarize(directory, run_seed=settings.run_seed, provenance={**provenance, **_generation_provenance(renderer, settings)})
+    summary = summarize(
+        directory,
+        run_seed=settings.run_seed,
+        provenance={**provenance, **_generation_provenance(renderer, settings)},
+        min_samples=settings.profile.adaptive.min_samples if settings.profile.adaptive else None,
+    )
     summary["num_not_asked_for"] = {"message turns": work.num_not_asked_for}
-    stage.finish(outputs=(PROFILES, ROLLOUTS), summary=summary, timing=timing)
+    outputs = [PROFILES, ROLLOUTS]
+    if settings.profile.adaptive is not None:
+        outputs.append(ADAPTIVE)
+        rule = read_rule(directory)
+        summary["adaptive"] = {"expected_samples": rule.expected_samples, "expected_differing_frac": rule.expected_differing}
+    stage.finish(outputs=outputs, summary=summary, timing=timing)
     return summary
 
 
@@ -105,10 +118,30 @@ class _Worker:
 
     def __init__(self, stage: Stage, work: Work, measurer: Measurer, settings: ProfileSettings, locks: NumberedLocks, bar: ProgressBar) -> None:
         self._directory, self._work, self._measurer, self._locks, self._bar = stage.path, work, measurer, locks, bar
-        self._max_infra_frac = settings.profile.max_infra_frac
+        self._settings, self._max_infra_frac = settings, settings.profile.max_infra_frac
+        self._rule: StoppingRule | None = None
+        self._booked: set[int] = set()
         self._ledger = Ledger(settings.profile.num_samples)
 
-    def pass_over(self, numbers: frozenset[int], *, waits: bool) -> frozenset[int]:
+    def make_all(self, numbers: frozenset[int]) -> None:
+        """Returns when all these units are on disk; with adaptive K also those of the first pass, which every worker waits for."""
+        if (adaptive := self._settings.profile.adaptive) is not None and not (self._directory / ADAPTIVE).exists():
+            pilot = self._work.drawn(adaptive.pilot_candidates, "pilot") if adaptive.prior is None else frozenset[int]()
+            self._make(pilot)
+            self._locks.acquire(_RULE_LOCK)
+            if not (self._directory / ADAPTIVE).exists():
+                assert self._settings.select is not None
+                rows = (row["profile"] for number in sorted(pilot) for row in read_jsonl(self._path(number)))
+                write_rule(self._directory, self._settings.profile, self._settings.select, rows)
+            self._locks.release(_RULE_LOCK)
+        self._rule = read_rule(self._directory) if adaptive is not None else None
+        self._make(numbers)
+
+    def _make(self, numbers: frozenset[int]) -> None:
+        if left := self._pass_over(numbers, waits=False):
+            self._pass_over(left, waits=True)
+
+    def _pass_over(self, numbers: frozenset[int], *, waits: bool) -> frozenset[int]:
         """Makes the units that are missing and free, or with `waits` all that are missing; returns those left to others."""
         left: set[int] = set()
         for number, unit in self._work.units(numbers):
@@ -118,26 +151,33 @@ class _Worker:
                 left.add(number)
                 continue
             try:
-                self._make(number, unit)
+                self._make_one(number, unit)
             finally:
                 self._locks.release(number)
         return frozenset(left)
 
-    def _make(self, number: int, unit: tuple[Candidate, ...]) -> None:
-        path = unit_path(self._directory, number)
+    def _make_one(self, number: int, unit: tuple[Candidate, ...]) -> None:
+        path = self._path(number)
+        if number in self._booked:
+            return
         if path.exists():
             self._ledger.add(read_jsonl(path))
+            self._booked.add(number)
             self._bar.skip(len(unit))
             return
         if (self._directory / PROFILES).exists():
             return  # Another process merged everything while this one waited.
-        rows = unit_rows(self._measurer.measure(unit))
+        rows = unit_rows(self._measurer.measure(unit, self._rule))
         self._ledger.add(rows)
         # Before the unit is written: a unit spoiled by a dead engine is redone after the repair, not kept.
         self._ledger.check(self._max_infra_frac)
         self._ledger.check_unit(rows, self._max_infra_frac)
         write_jsonl(path, rows)
+        self._booked.add(number)
         self._bar.advance(len(unit), self._ledger.note)
+
+    def _path(self, number: int) -> Path:
+        return unit_path(self._directory, number)
 
 
 def _generation_provenance(renderer: Renderer, settings: ProfileSettings) -> dict[str, Any]:

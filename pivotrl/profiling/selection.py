@@ -7,14 +7,17 @@ held-out candidates are carried over unselected, because a validation set of sel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pivotrl.config.schema import SelectConfig
+from pivotrl.config.schema import Eq5Rule, SelectConfig, WindowRule
 from pivotrl.errors import UserError
 from pivotrl.pivots.dataset import DECISIONS, HELD_OUT, PIVOTS, SELECTION, ProfileStore, write_decisions, write_pivots
+from pivotrl.pivots.pass_rates import RARE, decision_rates
 from pivotrl.pivots.select import QUARANTINED, ProfiledTurn, Selection, select_pivots
+from pivotrl.profiling.adaptive import counts_of, decision_of
 from pivotrl.rundir import MANIFEST, Stage, read_json, write_json
 from pivotrl.types import Split
 
@@ -48,6 +51,7 @@ def run_select(stage: Stage, profile_dir: Path, config: SelectConfig, *, run_see
     write_decisions(stage.path / DECISIONS, ((candidate_id, split, decisions[candidate_id]) for split, candidate_id in order))
     provenance = read_json(profile_dir / MANIFEST)["summary"]["provenance"]
     summary = _summary(selection, config, Counter(held_out_decisions.values()), provenance)
+    summary["decision_rates"] = _decision_rates(turns[Split.TRAIN], config, run_seed)
     write_json(stage.path / SELECTION, summary)
     stage.finish(outputs=(PIVOTS, HELD_OUT, DECISIONS, SELECTION), summary=summary)
     return summary
@@ -57,6 +61,20 @@ def _held_out_decision(turn: ProfiledTurn) -> str:
     if turn.quarantine_reason is not None:
         return QUARANTINED + turn.quarantine_reason
     return _HELD_OUT_KEPT
+
+
+def _decision_rates(turns: Iterable[ProfiledTurn], config: SelectConfig, run_seed: int) -> dict[str, Any] | None:
+    """How often this K decides otherwise than the pass rate would (docs/profiling.md); None for rules that look at no pass rate."""
+    if not isinstance(config, Eq5Rule | WindowRule):
+        return None
+    low, high = (RARE, 1 - RARE)
+    if isinstance(config, WindowRule):
+        is_worth: Callable[[float], bool] = lambda rate: low <= rate <= high and config.low <= Decimal(repr(rate)) <= config.high  # noqa: E731
+    else:
+        is_worth = lambda rate: low <= rate <= high and Decimal(repr(rate)) < config.lambda_diff  # noqa: E731
+    counts = counts_of({"rewards": turn.rewards_K, "quarantine_reason": turn.quarantine_reason} for turn in turns)
+    rates = decision_rates(counts, decision_of(config), is_worth, seed=run_seed)
+    return {"false_keep_frac": rates.false_keep.as_dict(), "false_drop_frac": rates.false_drop.as_dict()}
 
 
 def _summary(selection: Selection, config: SelectConfig, held_out: Counter[str], provenance: Mapping[str, Any]) -> dict[str, Any]:

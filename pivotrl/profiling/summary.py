@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.identity import derive_seed
-from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
+from pivotrl.pivots.dataset import PROFILES, ROLLOUTS, exact_moments
 from pivotrl.pivots.parquet import read_rows
 from pivotrl.pivots.statistics import ClusteredMean
 from pivotrl.types import FinishReason, ParseOutcome, Split, VerdictKind
 
-_PROFILE_COLUMNS = ("candidate_id", "task_id", "split", "mean_reward", "num_samples", "successes", "quarantine_reason", "num_prompt_tokens")
+_PROFILE_COLUMNS = ("candidate_id", "task_id", "split", "rewards", "num_samples", "successes", "quarantine_reason", "num_prompt_tokens")
 _ROLLOUT_COLUMNS = ("candidate_id", "verdict", "finish_reason", "parse", "num_tokens")
 
 
-def summarize(profile_dir: Path, *, run_seed: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(profile_dir: Path, *, run_seed: int, provenance: Mapping[str, Any], min_samples: int | None = None) -> dict[str, Any]:
     """Counts, cost and rates of a merged profile, JSON-ready.
 
     Rates carry n and a 95 % interval resampled by task. `prompt_tokens` counts a candidate's prompt once, as an engine with
     a prefix cache does; `turns` counts every completion, resampled ones included.
+
+    Args:
+        min_samples: with adaptive K, the samples that every candidate got: the mean is taken over these, since the mean of a
+            sequence that was stopped by its own outcome is biased.
     """
     counts, quarantine, prompt_tokens_of, task_of = Counter[str](), Counter[str](), dict[str, int](), dict[str, str]()
     pass_rate = ClusteredMean()
@@ -38,7 +42,9 @@ def summarize(profile_dir: Path, *, run_seed: int, provenance: Mapping[str, Any]
         counts["num_profiled_held_out"] += row["split"] == Split.HELD_OUT
         counts["num_counted_samples"] += row["num_samples"]
         counts["num_successes"] += row["successes"]
-        pass_rate.add(row["task_id"], row["mean_reward"])
+        mean, _ = exact_moments(tuple(row["rewards"][:min_samples]))
+        assert mean is not None
+        pass_rate.add(row["task_id"], mean)
     cost, rates = _rollout_figures(profile_dir, prompt_tokens_of, task_of, run_seed)
     names = ("num_candidates", "num_held_out", "num_profiled", "num_profiled_held_out", "num_quarantined", "num_counted_samples", "num_successes")
     return {

@@ -74,7 +74,12 @@ class Work:
 
     def numbers(self, shard: Shard) -> frozenset[int]:
         """The units of one shard. Costs a pass over the candidates unless the shard is everything."""
-        return frozenset(range(self.num_units)) if shard == WHOLE else shard.units([unit[0].trajectory_id for _, unit in self.units()])
+        return frozenset(range(self.num_units)) if shard == WHOLE else shard.units([trajectory_id for _, trajectory_id in self._firsts])
+
+    def drawn(self, num_candidates: int, purpose: str) -> frozenset[int]:
+        """So many whole units that they hold `num_candidates`, drawn by the hash of their first candidate: a sample of the stage's real work."""
+        order = sorted((derive_seed(self._settings.run_seed, "profile", purpose, first), number) for number, (first, _) in enumerate(self._firsts))
+        return frozenset(number for _, number in order[: -(-num_candidates // self._settings.profile.unit_candidates)])
 
     def num_candidates(self, numbers: Collection[int]) -> int:
         """Candidates in the named units: all are full but the last of the stage."""
@@ -94,6 +99,11 @@ class Work:
     def _num_chosen(self) -> int:
         maximum = self._settings.profile.max_candidates
         return self._num_eligible if maximum is None else min(maximum, self._num_eligible)
+
+    @cached_property
+    def _firsts(self) -> list[tuple[str, str]]:
+        """Candidate and trajectory that each unit begins with."""
+        return [(unit[0].id, unit[0].trajectory_id) for _, unit in self.units()]
 
     @cached_property
     def _num_eligible(self) -> int:

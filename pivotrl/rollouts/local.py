@@ -57,7 +57,9 @@ class LocalSampler:
         self.renderer = renderer
         self._verifier, self._sampling, self._run_seed = verifier, sampling, run_seed
 
-    def sample(self, tasks: Sequence[LocalTask], *, num_samples: int, place: tuple[str | int, ...]) -> list[tuple[LocalRollout, ...]]:
+    def sample(
+        self, tasks: Sequence[LocalTask], *, num_samples: int, place: tuple[str | int, ...], first_index: int = 0
+    ) -> list[tuple[LocalRollout, ...]]:
         """`num_samples` rollouts per task, in the order of the tasks.
 
         A failed engine gives infra verdicts for the whole call (an engine returns no partial result); the caller resamples as often as
@@ -65,8 +67,10 @@ class LocalSampler:
 
         Args:
             place: where in the run this happens, for example ``("train", step)``; resampling needs a place of its own.
+            first_index: number of samples drawn at this place before: the seeds go on where those ended.
         """
-        seeds = [tuple(derive_seed(self._run_seed, *place, task.candidate_id, index) for index in range(num_samples)) for task in tasks]
+        indices = range(first_index, first_index + num_samples)
+        seeds = [tuple(derive_seed(self._run_seed, *place, task.candidate_id, index) for index in indices) for task in tasks]
         requests = [
             GenerationRequest(task.prompt_token_ids, task_seeds, self._sampling.temperature, self._sampling.max_new_tokens)
             for task, task_seeds in zip(tasks, seeds, strict=True)

@@ -74,6 +74,8 @@ class ProfileRun:
             "chat_template": template_hash(self.loaded, self.run),
         }
         sections = ["profile", "render", "engine", "sampling", "verifier", "num_threads"]
+        if self.loaded.recipe.profile.adaptive is not None:
+            sections.append("select")
         with exclusive(self.run / LOCK):
             return open_stage(self.loaded, self.run, "profile", sections, inputs, left_out=[("profile", "num_workers")])
 
@@ -114,7 +116,7 @@ class ProfileRun:
     @property
     def settings(self) -> ProfileSettings:
         recipe = self.loaded.recipe
-        return ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed)
+        return ProfileSettings(recipe.profile, recipe.sampling, recipe.render.max_prompt_tokens, recipe.seed, recipe.select)
 
     @property
     def provenance(self) -> dict[str, Any]:
