@@ -46,6 +46,9 @@ OverridesArgument = Annotated[list[str] | None, typer.Argument(metavar="[key=val
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Run directory; runs/<recipe name> where not given.")]
 
 
+LaunchedArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `pivotrl launch`.", show_default=False)]
+
+
 def _stage(name: str, recipe: Path, run: Path | None, overrides: list[str] | None) -> None:
     from pivotrl import pipeline
 
@@ -204,6 +207,33 @@ def tables(
     from pivotrl.verbs.tables import run_tables
 
     run_tables(spec, out, overrides or [])
+
+
+@app.command()
+def status(run: LaunchedArgument) -> None:
+    """Jobs of a launched run: state, nodes, progress."""
+    from pivotrl.verbs.launch import print_status
+
+    print_status(run)
+
+
+@app.command()
+def logs(
+    run: LaunchedArgument,
+    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="A job's name; the newest job that has started where not given.")] = None,
+) -> None:
+    """The log of a launched run's job; where it failed, the first error of any process stands at its top."""
+    from pivotrl.verbs.launch import print_logs
+
+    print_logs(run, stage)
+
+
+@app.command()
+def cancel(run: LaunchedArgument) -> None:
+    """End all jobs of a launched run; the same `launch` goes on from their checkpoints."""
+    from pivotrl.verbs.launch import run_cancel
+
+    run_cancel(run)
 
 
 @app.command()

@@ -1,4 +1,7 @@
-"""The verb `launch`: a recipe and a cluster file to scripts, their cost, and jobs in the queue. The work is in pivotrl/launching/."""
+"""The verbs `launch`, `status`, `logs` and `cancel`: a recipe and a cluster file to jobs in a queue, and what becomes of them.
+
+The work is in pivotrl/launching/. Called by cli.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pivotrl.config.load import LoadedRecipe
 from pivotrl.console import results_console
 from pivotrl.launching.estimate import slots, train_estimate
 from pivotrl.launching.render import Script, Target, load_target, render
+from pivotrl.launching.status import cancel, log_files, run_status
 from pivotrl.launching.submit import refuse_queued, submit
 
 
@@ -26,6 +30,31 @@ def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, dry_run: bool)
         submissions = submit(scripts, target, run)
         ids = ", ".join(f"{one.stage} {one.job_id}" for one in submissions)
         results_console().print(f"submitted: {ids}; follow with `pivotrl status {run}`", highlight=False)
+
+
+def print_status(run: Path) -> None:
+    """Prints one row per job of the run."""
+    from rich.table import Table
+
+    table = Table("stage", "job", "state", "nodes", "time", "starts again", "progress", title=str(run), title_justify="left", box=None)
+    for job in run_status(run):
+        table.add_row(job.stage, job.job_id, job.state, job.nodes, job.elapsed, str(job.num_restarts), job.progress)
+    results_console().print(table)
+
+
+def print_logs(run: Path, stage: str | None) -> None:
+    """Prints the logs of a stage's newest job, each with its path; where the logs of its processes are follows."""
+    console = results_console()
+    for path in log_files(run, stage):
+        console.print(f"{path}:", highlight=False, markup=False)
+        console.print(path.read_text(errors="replace"), highlight=False, markup=False)
+    console.print(f"logs of single processes: {run / 'launch' / 'attempts'}", highlight=False, markup=False)
+
+
+def run_cancel(run: Path) -> None:
+    """Cancels the run's jobs and says which."""
+    cancelled = cancel(run)
+    results_console().print(f"cancelled: {', '.join(cancelled)}" if cancelled else "no job of the run was in the queue", highlight=False)
 
 
 def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script]) -> None:
