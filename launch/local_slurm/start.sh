@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# start.sh DIR [PORT]: starts munge, slurmctld and the nodes n1 and n2 on this host, all state below DIR; needs root and the packages
-# of install.sh. Prints the one line a client needs: export SLURM_CONF=... Refuses a DIR where they run already. Uses PORT to PORT+2.
+# start.sh DIR [PORT [VENV]]: starts munge, slurmctld and the nodes n1 and n2 on this host, all state below DIR; needs root and the
+# packages of install.sh. Writes DIR/cluster.yaml for `pivotrl launch --cluster`, with VENV (the checkout's .venv) for programs, and prints
+# the one line that SLURM's own commands need: export SLURM_CONF=... Refuses a DIR where they run already. Uses PORT to PORT+2.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 port=${2:-16817}
+root=$(cd "$here/../.." && pwd)
+venv=${3:-$root/.venv}
 host=$(hostname -s)
 
 for pid in "$dir"/*.pid; do
@@ -25,6 +28,7 @@ config=${config//@HOST@/$host}
 config=${config//@PORT@/$port}
 printf '%s\n' "${config//@NODES@/$nodes}" >"$dir/slurm.conf"
 export SLURM_CONF=$dir/slurm.conf
+printf 'extends: %s\nslurm_conf: %s\nvenv: %s\n' "$root/launch/clusters/local.yaml" "$SLURM_CONF" "$venv" >"$dir/cluster.yaml"
 
 # munged wants directories that nobody else can write to; below a world-writable /tmp only --force lets it start.
 head -c 1024 /dev/urandom >"$dir/munge.key"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pivotrl.config.engines import RemotePlacement, VllmEngineConfig
 from pivotrl.config.launch import ClusterFile, JobName
 from pivotrl.config.schema import Recipe
+from pivotrl.errors import UserError
 
 # Jobs whose work is on the CPU; they go to the cluster's cpu_partition and ask for no GPU.
 _CPU_JOBS = ("ingest", "select", "convert", "report")
@@ -30,6 +32,8 @@ class Job:
     commands: tuple[Command, ...]
     nodes: int = 1
     generation_nodes: int = 0
+    engines_per_node: int = 0
+    """Engines of each generation node."""
     processes_per_node: int = 1
     num_shards: int = 1
     """Above 1 the job is an array of as many jobs."""
@@ -51,34 +55,60 @@ class Job:
 
 
 def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
-    """The chain of jobs of a recipe."""
+    """The chain of jobs of a recipe.
+
+    Raises:
+        UserError: where generation nodes and the engines' placement do not fit each other.
+    """
     launch = recipe.launch
+    engines = _engines_per_node(recipe, gpus_per_node)
+    # Profiling and evaluation have nodes of their own and generate where they run; `placement` is part of no stage's identity.
+    local = ("placement.type=in_process",) if isinstance(recipe.placement, RemotePlacement) else ()
     processes = launch.processes_per_node or max(gpus_per_node, 1)
     shards = launch.profile_shards
     shard_words = ("--shard", f'"$SLURM_ARRAY_TASK_ID"/{shards}') if shards > 1 else ()
-    # Jobs of one node have no generation nodes to wait for: their engine is in their own process, on that node's GPUs.
-    alone = ("placement.type=in_process",) if recipe.placement.type == "remote" else ()
     jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
     if recipe.sft is not None:
-        jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, 0, processes))
+        jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, processes_per_node=processes))
     jobs.append(
         Job(
             "profile",
             "rollouts of the reference policy per candidate",
-            (_stage("profile", *shard_words, *alone),),
+            (_stage("profile", *local, *shard_words),),
             num_shards=shards,
             shards_at_once=launch.profile_shards_at_once,
         )
     )
-    merge = (_stage("profile"),) if shards > 1 else ()
+    merge = (_stage("profile", *local),) if shards > 1 else ()
     jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
-    jobs.append(Job("train", "GRPO on the pivots", (_stage("train"),), launch.train_nodes, launch.generation_nodes, processes))
+    jobs.append(Job("train", "GRPO on the pivots", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
     if launch.convert_to is not None:
         words = ("pivotrl", "convert", "{run}/train/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
         jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))
-    jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval", *alone),)))
+    jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval", *local),)))
     jobs.append(Job("report", "the run's page", (Command("report", ("pivotrl", "report", "{run}")),)))
     return jobs
+
+
+def _engines_per_node(recipe: Recipe, gpus_per_node: int) -> int:
+    nodes, placement = recipe.launch.generation_nodes, recipe.placement
+    if nodes == 0 and not isinstance(placement, RemotePlacement):
+        return 0
+    if nodes == 0 or not isinstance(placement, RemotePlacement):
+        raise UserError(
+            f"launch.generation_nodes is {nodes} and placement.type is {placement.type}",
+            rule="engines on nodes of their own are remote, and remote engines need nodes",
+            fix="set placement.type=remote and launch.generation_nodes together, or neither",
+        )
+    size = recipe.engine.tensor_parallel_size if isinstance(recipe.engine, VllmEngineConfig) else 1
+    engines, left_over = divmod(placement.num_replicas, nodes)
+    if left_over or (gpus_per_node and engines * size > gpus_per_node):
+        raise UserError(
+            f"placement.num_replicas is {placement.num_replicas}, each on {size} GPUs, and launch.generation_nodes is {nodes}",
+            rule=f"every generation node gets as many replicas, and has {gpus_per_node} GPUs",
+            fix=f"set placement.num_replicas to {nodes * max(gpus_per_node // size, 1)}",
+        )
+    return engines
 
 
 def time_limit(job: Job, cluster: ClusterFile) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pivotrl.config.engines import RemotePlacement
 from pivotrl.config.launch import ClusterFile
 from pivotrl.config.load import LoadedRecipe, load_section
 from pivotrl.config.planning import ClusterConfig
@@ -23,8 +24,6 @@ LAUNCH = "launch"
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the templates lie beside this file, in a checkout at its root.
 _TEMPLATES = next((place for place in (_PACKAGE / "launching" / "templates", _PACKAGE.parent / "launch" / "templates") if place.is_dir()), _PACKAGE)
-# Where the trainer's first process listens for engines on other nodes.
-_ENGINE_PORT = 29650
 _SHARED = ("job.sh", "health.sh", "task.sh")
 # What a path may not hold: scripts use it unquoted, and so does sbatch.
 _UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~")
@@ -88,7 +87,7 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     scripts: list[Script] = []
     for job in open_jobs(loaded, target, run):
         path = launch_dir / f"{job.name}.sbatch"
-        text = environment.get_template("stage.sbatch.j2").render(context, job=job, **_job_context(job, target, run, recipe_dir))
+        text = environment.get_template("stage.sbatch.j2").render(context, job=job, **_job_context(job, loaded, target, run, recipe_dir))
         atomic_write(path, text.encode())
         scripts.append(Script(job, path))
     return scripts
@@ -135,9 +134,11 @@ def _container_options(cluster: ClusterFile) -> list[str]:
     return [f"--container-image={cluster.container.image}", *mounts, *names, "--no-container-mount-home", f"--container-workdir={Path.cwd()}"]
 
 
-def _job_context(job: Job, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
+def _job_context(job: Job, loaded: LoadedRecipe, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
     gpus = target.gpus_per_node if job.needs_gpu else 0
     fill = lambda words: " ".join(word.replace("{recipe}", str(recipe_dir)).replace("{run}", str(run)) for word in words)  # noqa: E731
+    placement = loaded.recipe.placement
+    port = placement.listen.rpartition(":")[2] if isinstance(placement, RemotePlacement) else ""
     commands = [{"name": command.name, "line": '"$python" -m ' + fill(command.words)} for command in job.commands]
     return {
         "options": _sbatch_options(job, target, run, gpus),
@@ -145,7 +146,8 @@ def _job_context(job: Job, target: Target, run: Path, recipe_dir: Path) -> dict[
         # A job of one process without GPUs has no neighbours, and the program itself meets a full disk.
         "check_health": target.cluster.health is not None and (job.all_nodes > 1 or gpus > 0),
         "commands": commands,
-        "engine_command": '"$python" -m ' + fill(("pivotrl", "engine", "{recipe}", "--run", "{run}", "--connect", f'"$master":{_ENGINE_PORT}')),
+        "gpus_per_engine": gpus // job.engines_per_node if job.engines_per_node else 0,
+        "engine_command": '"$python" -m ' + fill(("pivotrl", "engine", "{recipe}", "--run", "{run}", "--connect", f'"$master":{port}')),
     }
 
 
@@ -159,7 +161,7 @@ def _sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]
         f"--job-name=pivotrl-{run.name}-{job.name}",
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
         f"--nodes={job.all_nodes}",
-        f"--ntasks-per-node={job.processes_per_node}",
+        f"--ntasks-per-node={max(job.processes_per_node, job.engines_per_node)}",
         *([cluster.gpu_option.format(gpus=gpus)] if gpus and cluster.gpu_option else []),
         *([f"--array=0-{job.num_shards - 1}{at_once}"] if array else []),
         f"--time={time_limit(job, cluster)}",

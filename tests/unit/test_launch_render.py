@@ -25,6 +25,8 @@ MAX_LINES = 150
 WORDS = (
     "launch.train_nodes=2",
     "launch.generation_nodes=1",
+    "placement.type=remote",
+    "placement.num_replicas=2",
     "launch.profile_shards=4",
     "launch.profile_shards_at_once=2",
     "launch.convert_to=megatron",
@@ -82,8 +84,13 @@ def test_train_script_asks_for_all_its_nodes_and_places_the_engine_after_the_tra
     assert "#SBATCH --gpus-per-node=8\n" in text
     assert "#SBATCH --signal=B:USR1@900\n" in text
     assert "#SBATCH --export=NONE\n" in text
-    assert re.search(r"^start engine 2 1 ", text, re.MULTILINE)
+    assert re.search(r"^start engine 2 1 2 ", text, re.MULTILINE)
     assert re.search(r"^run_step train 0 2 8 ", text, re.MULTILINE)
+    assert "export PIVOTRL_ENGINE_GPUS=4\n" in text
+    assert re.search(r' engine \S+ --run \S+ --connect "\$master":29650$', text, re.MULTILINE)
+    profile = (tmp_path / "run" / "launch" / "profile.sbatch").read_text()
+    assert "placement.type=in_process" in profile
+    assert "placement.type=in_process" not in text
     assert text.index("start engine") < text.index("run_step train")
 
 
@@ -150,6 +157,19 @@ def test_a_wrong_cluster_file_is_refused_by_key(local: Path, line: str, named: s
     local.write_text(kept + line + "\n")
     with pytest.raises(UserError, match=re.escape(named)):
         load_target(local)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch.generation_nodes=1",),
+        ("placement.type=remote",),
+        ("launch.generation_nodes=2", "placement.type=remote", "placement.num_replicas=3"),
+    ],
+)
+def test_generation_nodes_and_placement_must_fit(tmp_path: Path, local: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="placement"):
+        _scripts(local, tmp_path / "run", *words)
 
 
 def test_a_run_directory_that_scripts_cannot_hold_is_refused(tmp_path: Path, local: Path) -> None:

@@ -1,0 +1,132 @@
+"""What goes wrong on a cluster, made to go wrong on a real SLURM: a killed process, a lost node, a time limit, a node that does not answer, an
+error of the user's, and an end by `cancel`. Whatever is done again ends with the bytes of the run that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from conftest import LocalCluster, contents, without
+
+from pivotrl.launching.slurm import Submission
+from pivotrl.launching.status import cancel, log_files, run_status
+
+# Enough for a start on a busy machine before the script's own deadline.
+_LONG_LEAD = ("stop_before_s: 110",)
+
+
+def _checkpoints(run: Path) -> int:
+    """Step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.name.removeprefix("step_")) for path in (run / "train" / "checkpoints").glob("step_*")), default=0)
+
+
+def _processes(node: str, job: Submission, *, program: str) -> list[int]:
+    """Processes of a job on a node whose executable's name starts so: by what SLURM put into their environment, so never another's."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            name = (folder / "exe").readlink().name
+        except OSError:
+            continue
+        if f"SLURM_JOB_ID={job.job_id}".encode() in environment and f"SLURMD_NODENAME={node}".encode() in environment and name.startswith(program):
+            found.append(int(folder.name))
+    return found
+
+
+def _stepd(cluster: LocalCluster, node: str) -> list[int]:
+    """The daemons that hold a node's steps: children of init whose command names their node."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    spool = str(cluster.directory / f"spool.{node}")
+    stepds = [line.split() for line in listing.splitlines() if "slurmstepd" in line]
+    return [int(words[0]) for words in stepds if any(spool in str(link) for link in _open_files(int(words[0])))]
+
+
+def _open_files(pid: int) -> list[str]:
+    try:
+        return [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
+
+
+def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
+    run = without(undisturbed, tmp_path / "run", "train", "eval", "report")
+    job = cluster.launch(run, cluster=cluster.variant("disturbed", *_LONG_LEAD), only=("train",))["train"]
+    attempts = run / "launch" / "attempts"
+
+    cluster.wait_until("a checkpoint", lambda: _checkpoints(run) >= 4)
+    (victim,) = _processes("n2", job, program="python")
+    os.kill(victim, signal.SIGKILL)
+    cluster.wait_until("the second start has a new checkpoint", lambda: (attempts / f"train.{job.job_id}.1").is_dir() and _checkpoints(run) >= 12)
+    assert "starts again: a process was killed" in log_files(run, "train")[0].read_text()
+
+    # A power cut: the node's daemon and all it started are gone at once.
+    daemon = int((cluster.directory / "slurmd.n2.pid").read_text())
+    for pid in [daemon, *_stepd(cluster, "n2"), *_processes("n2", job, program="")]:
+        os.kill(pid, signal.SIGKILL)
+    cluster.wait_until("the job waits for a node", lambda: (found := cluster.job(job.job_id)) is not None and found.state == "PENDING")
+    subprocess.run(["slurmd", "-N", "n2"], env={**os.environ, "SLURM_CONF": str(cluster.directory / "slurm.conf")}, check=True)
+    cluster.slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+    cluster.wait_until("the third start", (attempts / f"train.{job.job_id}.2").is_dir)
+    cluster.slurm.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=2")
+    cluster.wait_until("the fourth start waits", lambda: (found := cluster.job(job.job_id)) is not None and found.state == "PENDING")
+    cluster.slurm.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=30")
+    cluster.wait_for_state(run, "train", "COMPLETED", "FAILED", "GONE", "CANCELLED", "TIMEOUT")
+
+    log = log_files(run, "train")[0].read_text()
+    assert "starts again: the time limit" in log
+    assert re.search(r"stopped after step \d+ as .*/stop asks", (attempts / f"train.{job.job_id}.2" / "train.0.log").read_text())
+    assert run_status(run)[0].state == "COMPLETED", log
+    expected, actual = contents(undisturbed / "train"), contents(run / "train")
+    assert sorted(actual) == sorted(expected)
+    assert [name for name in expected if actual[name] != expected[name]] == []
+    assert any(name.endswith(".safetensors") for name in expected)
+
+
+def test_a_users_error_ends_the_chain_and_stands_at_the_top_of_the_log(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
+    run = without(undisturbed, tmp_path / "run", "sft", "profile", "select", "train", "eval", "report")
+    cluster.launch(run, "parallel.pipeline_model_parallel_size=2", only=("sft", "profile", "select"))
+    cluster.wait_for_state(run, "sft", "FAILED")
+    cluster.wait_for_state(run, "select", "CANCELLED", "GONE")
+    lines = log_files(run, "sft")[0].read_text().splitlines()
+    assert lines[0].startswith("first error: process 0 on n1 ended with 2")
+    assert any("tensor_model_parallel_size x pipeline_model_parallel_size" in line for line in lines[1:5])
+    assert not (run / "profile").exists()
+
+
+def test_a_node_that_does_not_answer_is_excluded_and_nothing_of_the_shell_arrives(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
+    """n2's check hangs. The stand-in for python also writes down the environment it gets."""
+    run = without(undisturbed, tmp_path / "run", "sft", "profile", "select", "train", "eval", "report")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/bash\nenv >"{tmp_path}/environment.$SLURMD_NODENAME"\n'
+        f'[ "$SLURMD_NODENAME" = n2 ] && exec sleep 1000\nexec "{cluster.directory}/python" "$@"\n'
+    )
+    python.chmod(0o755)
+    (cluster.directory / "python").symlink_to(Path(os.path.realpath("/proc/self/exe")))
+    os.environ["PIVOTRL_AMBIENT"] = os.environ["SBATCH_COMMENT"] = os.environ["NCCL_DEBUG"] = "ambient"
+    try:
+        file = cluster.variant("hung", f"venv: {tmp_path / 'venv'}", "health: {timeout_s: 25, min_free_gib: 0.5, min_pair_gb_per_s: 0.01}")
+        job = cluster.launch(run, cluster=file, only=("sft", "profile"))["sft"]
+    finally:
+        for name in ("PIVOTRL_AMBIENT", "SBATCH_COMMENT", "NCCL_DEBUG"):
+            del os.environ[name]
+    cluster.wait_until("n2 is excluded", lambda: "ExcNodeList=n2" in cluster.slurm.run("scontrol", "show", "job", job.job_id))
+    assert "bad node n2: it did not answer" in log_files(run, "sft")[0].read_text()
+    environment = (tmp_path / "environment.n1").read_text()
+    names = {line.partition("=")[0] for line in environment.splitlines()}
+    allowed = {"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD", "SHLVL", "_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    allowed |= {"PYTHONPATH", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "TMPDIR"}
+    assert {name for name in names if not name.startswith(("SLURM", "SRUN_"))} - allowed == set()
+    assert "ambient" not in environment
+
+    assert len(cancel(run)) == 2
+    cluster.wait_until("the queue is empty", lambda: not [one for one in run_status(run) if one.state in ("PENDING", "RUNNING", "COMPLETING")])
+    assert cancel(run) == []
+    assert not (run / "profile").exists()
