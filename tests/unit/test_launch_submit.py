@@ -1,0 +1,76 @@
+"""Submission against stand-ins for SLURM's commands: what is recorded when, in which environment, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pivotrl.config.load import load_recipe
+from pivotrl.errors import UserError
+from pivotrl.launching.render import Script, Target, load_target, render
+from pivotrl.launching.slurm import recorded
+from pivotrl.launching.submit import submit
+from pivotrl.rundir import read_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+# Numbers its jobs from 101; refuses what FAIL names; notes each call with the jobs recorded by then.
+_SBATCH = """#!/bin/bash
+calls={folder}/calls; touch $calls
+case "$*" in *{refused}*) echo "sbatch: error: Invalid account" >&2; exit 1 ;; esac
+number=$((101 + $(grep -c ^sbatch $calls 2>/dev/null)))
+echo "sbatch $* recorded=$(grep -c '"job_id"' {run}/launch/jobs.json 2>/dev/null) environment=$(env | cut -d= -f1 | sort | paste -sd,)" >>$calls
+echo "$number;somewhere"
+"""
+_OTHER = """#!/bin/bash
+echo "$(basename "$0") $* recorded=$(grep -c '"job_id"' {run}/launch/jobs.json)" >>{folder}/calls
+"""
+
+
+def _prepare(tmp_path: Path, refused: str = "nothing") -> tuple[list[Script], Target, Path]:
+    run, folder = tmp_path / "run", tmp_path / "bin"
+    folder.mkdir()
+    for name, text in (("sbatch", _SBATCH), ("scontrol", _OTHER), ("scancel", _OTHER)):
+        path = folder / name
+        path.write_text(text.replace("{folder}", str(folder)).replace("{run}", str(run)).replace("{refused}", refused))
+        path.chmod(0o755)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"extends: {ROOT / 'launch' / 'clusters' / 'local.yaml'}\nvenv: /shared/venv\npath: {folder}:/usr/bin:/bin\nslurm_conf: /s.conf\n"
+    )
+    target = load_target(file)
+    return render(load_recipe(RECIPE, ("launch.profile_shards=3",)), target, run), target, run
+
+
+def test_jobs_wait_for_each_other_and_the_first_for_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "ambient")
+    scripts, target, run = _prepare(tmp_path)
+    submissions = submit(scripts, target, run)
+    calls = (tmp_path / "bin" / "calls").read_text().splitlines()
+    assert [one.job_id for one in submissions] == [str(number) for number in range(101, 108)]
+    assert "--hold" in calls[0]
+    assert all(f"--dependency=afterok:{100 + index}" in calls[index] and "--hold" not in calls[index] for index in range(1, 7))
+    # Each call finds all before it recorded; the chain is let go when all are.
+    assert [int(call.partition("recorded=")[2].partition(" ")[0] or 0) for call in calls] == [*range(7), 7]
+    assert calls[-1].startswith("scontrol release 101 ")
+    assert all("SBATCH" not in call for call in calls)
+    assert recorded(run / "launch") == ("/s.conf", submissions)
+    assert [one.num_shards for one in submissions if one.stage == "profile"] == [3]
+
+
+def test_a_refused_job_cancels_those_before_it(tmp_path: Path) -> None:
+    scripts, target, run = _prepare(tmp_path, refused="select.sbatch")
+    with pytest.raises(UserError, match="Invalid account"):
+        submit(scripts, target, run)
+    calls = (tmp_path / "bin" / "calls").read_text().splitlines()
+    assert calls[-1].startswith("scancel 101 102 103 ")
+    assert not any(call.startswith("scontrol") for call in calls)
+    assert [row["stage"] for row in read_json(run / "launch" / "jobs.json")["submissions"]] == ["ingest", "sft", "profile"]
+
+
+def test_a_machine_without_slurm_is_named(tmp_path: Path) -> None:
+    scripts, target, run = _prepare(tmp_path)
+    (tmp_path / "bin" / "sbatch").unlink()
+    with pytest.raises(UserError, match="sbatch was not found"):
+        submit(scripts, target.__class__(target.cluster.model_copy(update={"path": str(tmp_path / "bin")}), None), run)
