@@ -112,13 +112,16 @@ def choose_held_out(tasks: Sequence[LocalTask], num_tasks: int) -> list[LocalTas
 def world_success[TaskT: WorldTask](
     policy: LocalSampler, world: World[TaskT], tasks: Sequence[TaskT], *, num_samples: int, limits: Limits, run_seed: int, num_shown: int
 ) -> SuiteScores:
-    """Multi-turn success: every episode is played to its end, all live ones generating together.
+    """Multi-turn success: every episode is played to its end, all live ones generating together. Facets are the families of tasks.
 
     An episode whose prompt outgrows the limit ends there, a failure.
     """
     episodes = [(f"{task.id}#{sample}", world.reset(task)) for task in tasks for sample in range(num_samples)]
     _play(policy, episodes, limits=limits, run_seed=run_seed)
-    items = [ItemScore(name, episode.task_id, "", float(episode.success), num_turns=episode.num_turns) for name, episode in episodes]
+    families = {task.id: task.family for task in tasks}
+    items = [
+        ItemScore(name, episode.task_id, families[episode.task_id], float(episode.success), num_turns=episode.num_turns) for name, episode in episodes
+    ]
     shown = episodes[:: max(1, len(episodes) // num_shown)][:num_shown]
     samples = [_shown(name, float(episode.success), episode.state().messages, {"end": dict(episode.outcome())}) for name, episode in shown]
     return SuiteScores(tuple(items), tuple(samples))

@@ -51,6 +51,11 @@ class BfclTask:
     initial_config: Mapping[str, Any]
     tools: tuple[Tool, ...]
 
+    @property
+    def family(self) -> str:
+        """The classes it is about."""
+        return " + ".join(self.classes)
+
 
 class Backend:
     """The classes of one episode, with the results of all calls so far."""

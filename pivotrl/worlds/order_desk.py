@@ -115,6 +115,10 @@ class OrderTask:
     """Which of `OPENINGS[want]` the customer writes."""
 
     @property
+    def family(self) -> str:
+        return self.want.value
+
+    @property
     def plan(self) -> Plan:
         return RULES[self.want, self.status]
 

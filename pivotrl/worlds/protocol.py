@@ -31,6 +31,11 @@ class WorldTask(Protocol):
         """Unique over all splits of the world; the unit of the splits."""
         ...
 
+    @property
+    def family(self) -> str:
+        """Which kind of task it is, for scores by kind; a world has a handful."""
+        ...
+
 
 class Episode(Protocol):
     """One conversation about one task. Lifecycle: `World.reset`, then `state` and `act` in turn until `is_done`."""

@@ -85,6 +85,10 @@ class SearchTask:
     opening: int
 
     @property
+    def family(self) -> str:
+        return self.trap.value
+
+    @property
     def place_of_kind(self) -> int:
         return self.kinds.index(self.kind)
 

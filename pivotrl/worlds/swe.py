@@ -70,6 +70,11 @@ class SweTask:
     opening: int
 
     @property
+    def family(self) -> str:
+        """One bug in a file written by hand, one in a made file, or two."""
+        return "two" if len(self.bugs) > 1 else "plain" if self.source is None else "made"
+
+    @property
     def target(self) -> str:
         """The file that must be mended."""
         return self.source or self.path

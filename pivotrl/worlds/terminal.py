@@ -66,6 +66,11 @@ class TerminalTask:
     opening: int
     """Which of `OPENINGS` the user writes."""
 
+    @property
+    def family(self) -> str:
+        """The first report's status."""
+        return self.reports[0].status.value
+
     def note(self, report: Report) -> str:
         """The text of a report's note."""
         if report in self.reports[:-1]:

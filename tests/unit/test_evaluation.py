@@ -99,6 +99,9 @@ def test_scores_are_those_of_the_script(bench: Bench, tmp_path: Path) -> None:
     assert found["world", REFERENCE]["score"] == 0.4
     assert found["world", TRAINED]["score"] == 0.9
     assert found["world", TRAINED]["n"] == 20
+    families = {task.family for task in OrderDesk().tasks(TaskSplit.TEST, num_tasks=10, seed=SEED)}
+    assert set(found["world", TRAINED]["detail"]) == families
+    assert sum(row["n"] for row in found["world", TRAINED]["detail"].values()) == 20
     assert found["skills", REFERENCE]["score"] == found["skills", TRAINED]["score"] == 12 / 16
     assert {name: row["score"] for name, row in found["skills", TRAINED]["detail"].items()} == {
         "format": 1.0,

@@ -108,6 +108,14 @@ def test_episodes_are_deterministic(name: str) -> None:
     assert first.outcome() == second.outcome()
 
 
+@pytest.mark.parametrize(("name", "num_families"), [("order_desk", 4), ("terminal", 4), ("swe", 3), ("search", 3)])
+def test_every_split_has_every_family_of_tasks_in_equal_numbers(name: str, num_families: int) -> None:
+    for split in TaskSplit:
+        families = [task.family for task in tasks(name, 72, split)]
+        assert {families.count(family) for family in families} == {72 // num_families}
+        assert len(set(families)) == num_families
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_are_disjoint(name: str) -> None:
     ids = [{task.id for task in tasks(name, 240, split)} for split in TaskSplit]
