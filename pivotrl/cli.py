@@ -155,6 +155,9 @@ def launch(
     cluster: Annotated[Path, typer.Option(metavar="FILE", help="A cluster file, see launch/clusters/example.yaml.", show_default=False)],
     overrides: OverridesArgument = None,
     run: RunOption = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Describes the model for the estimate where its checkpoint is elsewhere.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the scripts and print their cost; submit nothing.")] = False,
 ) -> None:
     """A recipe's stages as SLURM jobs that wait for each other, with everything they need below RUN/launch."""
@@ -162,7 +165,7 @@ def launch(
     from pivotrl.verbs.launch import run_launch
 
     loaded = pipeline.load(recipe, overrides or [])
-    run_launch(loaded, cluster, run or pipeline.default_run(loaded), dry_run=dry_run)
+    run_launch(loaded, cluster, run or pipeline.default_run(loaded), model=model, dry_run=dry_run)
 
 
 @app.command()

@@ -67,17 +67,23 @@ def hours(duration: str) -> float:
     return 24 * int(days or 0) + hour + minute / 60 + second / _SECONDS_PER_HOUR
 
 
-def train_estimate(loaded: LoadedRecipe, hardware: ClusterConfig, run: Path) -> TrainEstimate | str:
-    """The planner's figures for the recipe's layout, or why there are none."""
+def train_estimate(loaded: LoadedRecipe, hardware: ClusterConfig, run: Path, model: Path | None) -> TrainEstimate | str:
+    """The planner's figures for the recipe's layout, or why there are none.
+
+    Args:
+        model: describes the model in place of the recipe's checkpoint.
+    """
     recipe = loaded.recipe
-    if not isinstance(recipe.model, HuggingFaceModel):
-        return f"model.type is {recipe.model.type}; only a Hugging Face checkpoint is planned"
+    if model is None:
+        if not isinstance(recipe.model, HuggingFaceModel):
+            return f"model.type is {recipe.model.type}; only a Hugging Face checkpoint is planned"
+        model = loaded.expand(recipe.model.path, run)
     from pivotrl.planning.inputs import load_model
     from pivotrl.planning.proposals import assess
     from pivotrl.planning.recipe import plan_of
 
     try:
-        _, shape = load_model(loaded.expand(recipe.model.path, run))
+        _, shape = load_model(model)
         found = assess(shape, recipe.parallel, plan_of(recipe), hardware)
     except UserError as error:
         return str(error)

@@ -24,7 +24,7 @@ LAUNCH = "launch"
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the templates lie beside this file, in a checkout at its root.
 _TEMPLATES = next((place for place in (_PACKAGE / "launching" / "templates", _PACKAGE.parent / "launch" / "templates") if place.is_dir()), _PACKAGE)
-_SHARED = ("job.sh", "health.sh", "task.sh")
+_SHARED = ("environment.sh", "job.sh", "health.sh", "task.sh")
 # What a path may not hold: scripts use it unquoted, and so does sbatch.
 _UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~")
 
@@ -82,7 +82,7 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     context = _context(target, run, code_dir=snapshot_code(launch_dir))
     recipe_dir = snapshot_recipe(loaded, launch_dir)
     environment = _jinja()
-    for name in _SHARED if target.cluster.health else ("job.sh", "task.sh"):
+    for name in (name for name in _SHARED if name != "health.sh" or target.cluster.health is not None):
         atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode())
     scripts: list[Script] = []
     for job in open_jobs(loaded, target, run):

@@ -15,7 +15,7 @@ from pivotrl.launching.status import cancel, log_files, run_status
 from pivotrl.launching.submit import refuse_queued, submit
 
 
-def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, dry_run: bool) -> None:
+def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, model: Path | None, dry_run: bool) -> None:
     """Writes RUN/launch and prints what it will use; submits the jobs unless `dry_run`.
 
     Raises:
@@ -25,7 +25,7 @@ def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, dry_run: bool)
     if not dry_run:
         refuse_queued(run)
     scripts = render(loaded, target, run)
-    _print(loaded, target, run, scripts)
+    _print(loaded, target, run, scripts, model)
     if not dry_run:
         submissions = submit(scripts, target, run)
         ids = ", ".join(f"{one.stage} {one.job_id}" for one in submissions)
@@ -57,7 +57,7 @@ def run_cancel(run: Path) -> None:
     results_console().print(f"cancelled: {', '.join(cancelled)}" if cancelled else "no job of the run was in the queue", highlight=False)
 
 
-def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script]) -> None:
+def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script], model: Path | None) -> None:
     from rich.table import Table
 
     jobs = [script.job for script in scripts]
@@ -71,7 +71,7 @@ def _print(loaded: LoadedRecipe, target: Target, run: Path, scripts: list[Script
     console.print(f"GPU-hours at most, each job started once: {sum(row.gpu_hours for row in rows):,.1f}", highlight=False)
     if target.hardware is None or all(job.name != "train" for job in jobs):
         return
-    found = train_estimate(loaded, target.hardware, run)
+    found = train_estimate(loaded, target.hardware, run, model)
     if isinstance(found, str):
         console.print(f"train by the planner: not estimated ({found})", highlight=False)
     else:
