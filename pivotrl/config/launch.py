@@ -78,7 +78,7 @@ class ClusterFile(Section):
     partition: PlainPath | None = None
     """Partition of jobs that compute."""
     cpu_partition: PlainPath | None = None
-    """Partition of ingest, select, convert and report, which need no GPU. None: `partition`."""
+    """Partition of ingest, select (unless it joins a profile's shards), convert and report, which need no GPU. None: `partition`."""
     qos: PlainPath | None = None
     """`sbatch --qos`."""
     reservation: PlainPath | None = None

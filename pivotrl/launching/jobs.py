@@ -41,7 +41,8 @@ class Job:
 
     @property
     def needs_gpu(self) -> bool:
-        return self.name not in _CPU_JOBS
+        # Joining a profile's shards also does what a shard may have left, so it holds an engine.
+        return self.name not in _CPU_JOBS or any(command.name == "profile" for command in self.commands)
 
     @property
     def saves_when_asked(self) -> bool:

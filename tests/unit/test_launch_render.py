@@ -98,9 +98,16 @@ def test_cpu_jobs_ask_for_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(ROOT)
     for script in _scripts(EXAMPLE, tmp_path / "run", *WORDS):
         text = script.path.read_text()
-        is_cpu = script.job.name in ("ingest", "select", "convert", "report")
+        is_cpu = script.job.name in ("ingest", "convert", "report")
         assert ("--gpus-per-node" not in text) == is_cpu
         assert f"--partition={'cpu' if is_cpu else 'batch'}\n" in text
+
+
+def test_select_asks_for_a_gpu_only_where_it_joins_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for shards, is_gpu in (("1", False), ("2", True)):
+        (script,) = [one for one in _scripts(EXAMPLE, tmp_path / shards, f"launch.profile_shards={shards}") if one.job.name == "select"]
+        assert ("--gpus-per-node" in script.path.read_text()) == is_gpu
 
 
 def test_nothing_of_the_shell_is_written(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
