@@ -58,6 +58,8 @@ def build_chunks(hf: Any, arguments: Mapping[str, Any], moe: MoeConfig) -> list[
         "moe_token_dispatcher_type": "alltoall",
         "attention_backend": AttnBackend.auto,
         "cross_entropy_loss_fusion": False,
+        # Upstream fuses gated activations alone and refuses squared ReLU.
+        "bias_activation_fusion": PLATFORM.is_gpu and config.gated_linear_unit,
     }
     for name, value in {**arguments, **experts}.items():
         if not hasattr(config, name):

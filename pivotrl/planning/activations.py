@@ -1,8 +1,9 @@
 """Bytes of activations one process keeps for the backward pass, by block, per token of a micro-batch.
 
 Without recomputation every block keeps its input, its normalised input and the inner tensors its matrices and attention need; with
-full recomputation only each layer's input outlives the forward, and one layer at a time is computed again. Attention keeps no score
-matrix. A plan multiplies by the micro-batches in flight: a pipeline's first stage holds one per stage.
+full recomputation only each layer's input outlives the forward, and one layer at a time is computed again. Kernels are taken as fused, as
+they are on a GPU: norms, activations and Mamba's scan keep their input, rotations nothing, attention no score matrix. A plan multiplies by the
+micro-batches in flight: a pipeline's first stage holds one per stage. tests/unit/test_planned_activations.py counts what a model keeps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, is_
 from pivotrl.megatron.layout import expert_tensor_size
 from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES
 
-# Mamba keeps one state per chunk of this many tokens, in float32.
-_STATE_CHUNK_TOKENS = 128
+# Indices and probabilities of a token's chosen expert, on the way there and back.
+_ROUTE_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, exper
         case LayerKind.ATTENTION:
             channels = head_dim(config)
             queries, keys = config.num_attention_heads * channels, config.num_key_value_heads * channels
-            # Queries and keys before and after rotation, values, output; the log-sum-exp per head in float32.
-            inner = (3 * queries + 3 * keys) * width + FLOAT32_BYTES * config.num_attention_heads
+            # The fused projection, of which keys and values are views; queries and keys as attention sees them; its output and, per head, the
+            # log-sum-exp in float32. A norm of queries and keys keeps the queries before it; without rotation attention sees the views.
+            has_norm, is_rotated = config.model_type in ("qwen3", "qwen3_moe"), config.model_type != "nemotron_h"
+            inner = ((4 if has_norm else 3) * queries + (3 if is_rotated else 2) * keys) * width + FLOAT32_BYTES * config.num_attention_heads
             return stream + inner / tensor
         case LayerKind.MLP:
             return stream + _feed_forward(config.intermediate_size, width, is_gated=is_gated(config)) / tensor
@@ -73,20 +76,20 @@ def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, exper
             return stream + _moe(config, parallel, width, expert_imbalance)
         case LayerKind.MAMBA:
             inner, channels = mamba_inner(config), mamba_channels(config)
-            states = inner * config.ssm_state_size / _STATE_CHUNK_TOKENS * FLOAT32_BYTES
-            # Projection (gate, convolution's input, step sizes), convolution's output, scan's output, gated norm's output.
-            return stream + ((inner + 2 * channels + config.mamba_num_heads + 2 * inner) * width + states) / tensor
+            # Projection (gate, convolution's input, step sizes), the scan's output before and after its gate, the norm's output. The fused kernel
+            # of mamba-ssm (mamba_split_conv1d_scan_combined) computes convolution and states again.
+            return stream + (inner + channels + config.mamba_num_heads + 3 * inner) * width / tensor
 
 
 def _moe(config: Any, parallel: ParallelConfig, width: int, expert_imbalance: float) -> float:
-    """Router scores in float32, tokens in the latent width, copies per chosen expert on either side of the exchange, a shared expert."""
+    """Router scores in float32, a copy of the token per chosen expert and its way, what experts keep, the latent sum, a shared expert."""
     share = _sequence_share(parallel)
     tokens = expert_width(config)
     copies = config.num_experts_per_tok * expert_imbalance
     inner = _feed_forward(config.moe_intermediate_size, width, is_gated=is_gated(config)) / expert_tensor_size(parallel)
-    routed = copies * (2 * tokens * width + inner) * share
-    latent = 2 * tokens * width * share if tokens != config.hidden_size else 0.0
-    router = 2 * FLOAT32_BYTES * num_experts(config) * share
+    routed = copies * (tokens * width + inner + _ROUTE_BYTES) * share
+    latent = tokens * width * share if tokens != config.hidden_size else 0.0
+    router = FLOAT32_BYTES * num_experts(config) * share
     shared = 0.0
     if config.model_type == "nemotron_h" and config.n_shared_experts:
         inner_shared = config.n_shared_experts * config.moe_shared_expert_intermediate_size

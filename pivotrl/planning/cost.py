@@ -16,7 +16,7 @@ from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, lay
 from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.layout import expert_tensor_size
 from pivotrl.planning.memory import key_value_bytes, ssm_bytes
-from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, buffers, count_parameters, stage_tensors
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, count_parameters, stage_buffers
 
 _GIGA, _TERA = 1e9, 1e12
 _SECONDS_PER_HOUR = 3600
@@ -93,7 +93,7 @@ def step_work(workload: WorkloadConfig) -> Work:
 
 def _traffic(config: Any, parallel: ParallelConfig, plan: PlanConfig, work: Work, num_gpus: int) -> Traffic:
     stages = range(parallel.pipeline_model_parallel_size)
-    held = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=num_gpus, is_bf16=True) for stage in stages]
+    held = [stage_buffers(config, parallel, stage, world_size=num_gpus, is_bf16=True) for stage in stages]
     gradient_bytes = FLOAT32_BYTES if plan.gradient_dtype == "float32" else BFLOAT16_BYTES
     data = max(
         sum(part.num_elements * (gradient_bytes + BFLOAT16_BYTES) * (part.num_sharers - 1) // part.num_sharers for part in parts) for parts in held

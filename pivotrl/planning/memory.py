@@ -14,7 +14,7 @@ from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.architecture import LayerKind, head_dim, layers, mamba_channels, mamba_inner
 from pivotrl.planning.activations import activation_bytes
-from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, Buffer, buffers, count_parameters, stage_tensors
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, Buffer, count_parameters, stage_buffers
 
 GIB = 2**30
 # megatron/logprobs.py projects this many logits at a time; a chunk exists in the model's format, in float32 and as its gradient.
@@ -60,9 +60,9 @@ class Memory:
 def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> Memory:
     """Memory of the busiest trainer process."""
     stages = range(parallel.pipeline_model_parallel_size)
-    held = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
+    held = [stage_buffers(config, parallel, stage, world_size=world_size, is_bf16=True) for stage in stages]
     busiest = max(held, key=lambda parts: sum(part.num_padded for part in parts))
-    weights = sum(part.num_elements * _weight_bytes(part) for part in busiest)
+    weights = sum(part.num_padded * _weight_bytes(part) for part in busiest)
     gradient_bytes = FLOAT32_BYTES if plan.gradient_dtype == "float32" else BFLOAT16_BYTES
     on_host = plan.optimizer_offload_frac
     optimizer = optimizer_bytes(busiest, plan)
@@ -111,7 +111,7 @@ def checkpoint_bytes(config: Any) -> int:
 def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> int:
     """Host memory of a trainer node: offloaded optimizer state."""
     stages = range(parallel.pipeline_model_parallel_size)
-    parts = [buffers(stage_tensors(config, parallel, stage), parallel, world_size=world_size, is_bf16=True) for stage in stages]
+    parts = [stage_buffers(config, parallel, stage, world_size=world_size, is_bf16=True) for stage in stages]
     offloaded = max(optimizer_bytes(part, plan) for part in parts) * plan.optimizer_offload_frac
     return round(offloaded * cluster.gpus_per_node)
 

@@ -1,8 +1,9 @@
 """Which tensors one process of a layout holds, and how many bytes its weights, gradients and optimizer state take.
 
-Sizes follow megatron-core's buffers with the distributed optimizer: experts under expert parallelism and float32 tensors of a bfloat16
-model have buffers of their own, every tensor starts at a multiple of 64 elements, and a buffer's end is padded so that its data
-parallel processes get equal shares. tests/invariance/test_planned_memory.py compares with what megatron-core allocates.
+Sizes follow megatron-core's buffers with the distributed optimizer: every model chunk (virtual pipeline stage) has its own, experts under
+expert parallelism and float32 tensors of a bfloat16 model have buffers of their own, every tensor starts at a multiple of 64 elements, and a
+buffer's end is padded so that its data parallel processes get equal shares. Weights live in such a buffer too, gradients in one of the same
+length. tests/invariance/test_layouts.py compares with what megatron-core allocates.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Buffer:
     num_elements: int
     """Of the parameters themselves."""
     num_padded: int
-    """Of the gradient buffer, alignment included."""
+    """Of the buffers of weights and of gradients, alignment included."""
     num_sharers: int
     """Data parallel processes that share its optimizer state."""
     is_fp32: bool
@@ -72,25 +73,39 @@ def count_parameters(config: Any) -> Counts:
 
 
 def stage_tensors(config: Any, parallel: ParallelConfig, stage: int) -> Counter[Tensor]:
-    """All tensors of pipeline stage `stage`, whole, with how often each occurs; virtual stages deal layers out in turn."""
+    """All tensors of pipeline stage `stage`, whole, with how often each occurs."""
+    return sum(_chunks(config, parallel, stage), Counter[Tensor]())
+
+
+def stage_buffers(config: Any, parallel: ParallelConfig, stage: int, *, world_size: int, is_bf16: bool) -> list[Buffer]:
+    """The buffers of one process of pipeline stage `stage`."""
+    chunks = _chunks(config, parallel, stage)
+    return [buffer for chunk in chunks for buffer in buffers(chunk, parallel, world_size=world_size, is_bf16=is_bf16)]
+
+
+def _chunks(config: Any, parallel: ParallelConfig, stage: int) -> list[Counter[Tensor]]:
+    """The tensors of a stage's model chunks; virtual stages deal layers out in turn."""
     num_stages = parallel.pipeline_model_parallel_size
-    chunks = num_stages * (parallel.virtual_pipeline_model_parallel_size or 1)
+    num_turns = parallel.virtual_pipeline_model_parallel_size or 1
     all_layers = layers(config)
-    per_chunk = len(all_layers) // chunks
-    kinds = Counter(kind for number, layer in enumerate(all_layers) if number // per_chunk % num_stages == stage for kind in layer)
-    tensors: Counter[Tensor] = Counter()
-    for kind, count in kinds.items():
-        for tensor in block_tensors(config, kind):
-            tensors[tensor] += count
+    size = len(all_layers) // (num_stages * num_turns)
+    chunks: list[Counter[Tensor]] = []
+    for turn in range(num_turns):
+        first = (turn * num_stages + stage) * size
+        tensors: Counter[Tensor] = Counter()
+        for kind, count in Counter(kind for layer in all_layers[first : first + size] for kind in layer).items():
+            for tensor in block_tensors(config, kind):
+                tensors[tensor] += count
+        chunks.append(tensors)
     if stage == 0:
-        tensors.update(first_tensors(config))
+        chunks[0].update(first_tensors(config))
     if stage == num_stages - 1:
-        tensors.update(last_tensors(config, is_first_stage=num_stages == 1))
-    return tensors
+        chunks[-1].update(last_tensors(config, is_first_stage=num_stages == 1))
+    return chunks
 
 
 def buffers(tensors: Mapping[Tensor, int], parallel: ParallelConfig, *, world_size: int, is_bf16: bool) -> list[Buffer]:
-    """The buffers of one process that holds its part of `tensors`."""
+    """The buffers of one model chunk of a process that holds its part of `tensors`."""
     pipeline = parallel.pipeline_model_parallel_size
     dense_sharers = world_size // (parallel.tensor_model_parallel_size * pipeline)
     expert_sharers = world_size // (expert_tensor_size(parallel) * parallel.expert_model_parallel_size * pipeline)

@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from fakes.trainer_batches import joined, micro_batches, policy_loss
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.errors import UserError
+from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import Trainer
+from pivotrl.megatron.upstream import parallel_state
 from pivotrl.objective.microbatch import MicroBatch
 
 NUM_ROWS, NUM_STEPS = 7, 2
@@ -39,7 +42,7 @@ ARRANGEMENTS: Mapping[str, Callable[[list[MicroBatch]], list[MicroBatch]]] = {
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Log-probs of the scored tokens by row, then loss, gradient norm and sums of every step."""
+    """Log-probs of the scored tokens by row, then loss, gradient norm and sums of every step, and what every rank holds at the end."""
     trainer = Trainer.from_hf(
         Path(job["model"]),
         optimizer=OPTIMIZER,
@@ -68,4 +71,24 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         steps.append([result.loss, result.grad_norm, result.sums["entropy"], result.sums["surprise/max"]])
     if "save" in job:
         trainer.save_checkpoint(Path(job["save"]), {})
-    return {"logprobs": [values for _, values in sorted(rows.items())], "steps": steps}
+    return {"logprobs": [values for _, values in sorted(rows.items())], "steps": steps, "held": _held(trainer)}
+
+
+def _held(trainer: Trainer) -> list[dict[str, int]]:
+    """By rank: its pipeline stage, and the bytes of its buffers of weights and of gradients and of Adam's moments."""
+    update = trainer._require_update()
+    # Upstream hides torch's method of the same name behind its list.
+    chunks: list[Any] = [*update.chunks]
+    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    moments = [
+        state[name] for adam in checkpoint._torch_adams(update.optimizer) for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")
+    ]
+    own = {
+        "stage": parallel_state.get_pipeline_model_parallel_rank(),
+        "weights": sum(buffer.param_data.nbytes for buffer in buffers),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "moments": sum(moment.nbytes for moment in moments),
+    }
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, own)
+    return held

@@ -15,6 +15,10 @@ import pytest
 from fakes.ranks import measure_on_ranks
 from fakes.trainer_batches import save_model
 
+from pivotrl.config.parallel import ParallelConfig
+from pivotrl.planning.inputs import load_model
+from pivotrl.planning.weights import FLOAT32_BYTES, stage_buffers
+
 _LOGPROB_BAR, _LOSS_BAR, _GRAD_NORM_BAR, _RESUMED_LOSS_BAR = 2e-6, 2e-5, 5e-4, 1e-5
 _SHORT = {
     "tp": "tensor_model_parallel_size",
@@ -132,6 +136,25 @@ def test_a_run_resumes_in_another_layout(measured: dict[Case, dict[str, Any]]) -
         assert result["steps"][0][0] == pytest.approx(loss, abs=_RESUMED_LOSS_BAR), case
         assert result["steps"][0][1] == pytest.approx(grad_norm, rel=_GRAD_NORM_BAR), case
     assert "parallel.resume to weights" in measured[_REFUSED]["refused"]
+
+
+@pytest.mark.slow
+def test_planned_bytes_are_those_allocated(models: Path, measured: dict[Case, dict[str, Any]]) -> None:
+    """Weights and gradients of every rank exactly; moments exactly over all ranks, of one rank up to the alignment, which its share cuts through."""
+    for case in [*_CASES, *_ALONE.values()]:
+        parallel, world = ParallelConfig(**case.job(models)["parallel"]), case.world_size
+        config = load_model(models / case.family)[1]
+        ranks, stages = measured[case]["held"], parallel.pipeline_model_parallel_size
+        plans = [stage_buffers(config, parallel, stage, world_size=world, is_bf16=False) for stage in range(stages)]
+        for rank in ranks:
+            plan = plans[rank["stage"]]
+            padded = FLOAT32_BYTES * sum(buffer.num_padded for buffer in plan)
+            assert (rank["weights"], rank["gradients"]) == (padded, padded), (case, rank)
+            moments = 2 * FLOAT32_BYTES * sum(buffer.num_elements / buffer.num_sharers for buffer in plan)
+            unaligned = 2 * FLOAT32_BYTES * sum(buffer.num_padded - buffer.num_elements for buffer in plan)
+            assert abs(rank["moments"] - moments) <= (unaligned if world > 1 else 0), (case, rank)
+        copies = [(buffer, world // stages // buffer.num_sharers) for plan in plans for buffer in plan]
+        assert sum(rank["moments"] for rank in ranks) == 2 * FLOAT32_BYTES * sum(buffer.num_elements * count for buffer, count in copies), case
 
 
 @pytest.mark.parametrize("arrangement", _ARRANGEMENTS)
