@@ -79,16 +79,21 @@ def profile(
     overrides: OverridesArgument = None,
     run: RunOption = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Profile part I (from 0) of N alone; a call without it merges.")] = None,
+    estimate: Annotated[int | None, typer.Option(metavar="N", min=1, help="Print what it would take, from N candidates; write nothing.")] = None,
 ) -> None:
     """K local rollouts of the frozen reference policy per candidate (Eq. 4)."""
-    if shard is None:
+    if shard is None and estimate is None:
         _stage("profile", recipe, run, overrides)
         return
     from pivotrl import pipeline
-    from pivotrl.verbs.profile import run_shard
+    from pivotrl.verbs.profile import print_estimate, run_shard
 
     loaded = pipeline.load(recipe, overrides or [])
-    run_shard(shard, loaded, run or pipeline.default_run(loaded))
+    run = run or pipeline.default_run(loaded)
+    if estimate is not None:
+        print_estimate(estimate, loaded, run)
+    elif shard is not None:
+        run_shard(shard, loaded, run)
 
 
 @app.command()
@@ -107,6 +112,24 @@ def sft(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOpt
 def train(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
     """GRPO on the selected pivots (Eq. 7)."""
     _stage("train", recipe, run, overrides)
+
+
+@app.command()
+def reprofile(recipe: RecipeArgument, overrides: OverridesArgument = None, run: RunOption = None) -> None:
+    """Profile and select again with the policy of an interrupted train's last checkpoint; train goes on with the new pivots."""
+    from pivotrl import pipeline
+    from pivotrl.verbs.reprofile import run_reprofile
+
+    loaded = pipeline.load(recipe, overrides or [])
+    run_reprofile(loaded, run or pipeline.default_run(loaded))
+
+
+@app.command()
+def lineage(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]) -> None:
+    """Every pivot set of a run: the policy that made it, and the steps that learned from it."""
+    from pivotrl.verbs.reprofile import print_lineage
+
+    print_lineage(run)
 
 
 @app.command(name="eval")

@@ -242,6 +242,13 @@ def _select(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _train(loaded: LoadedRecipe, run: Path) -> None:
+    from pivotrl.verbs.reprofile import training_alone
+
+    with training_alone(run):
+        _train_alone(loaded, run)
+
+
+def _train_alone(loaded: LoadedRecipe, run: Path) -> None:
     recipe, config = loaded.recipe, loaded.recipe.train
     select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
     inputs = {"select": output_hash(select_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
@@ -256,18 +263,21 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.training.stages import run_train
     from pivotrl.training.validation import Validation
     from pivotrl.trajectories.store import TrajectoryStore
+    from pivotrl.verbs.reprofile import pivot_sets
 
     pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
     sampler = build.sampler(loaded, run, reference)
     try:
+        tasks = local_tasks(pivots.pivots, trajectories)
         source = PivotSource(
             sampler,
-            local_tasks(pivots.pivots, trajectories),
+            tasks,
             config=config,
             sampling=recipe.sampling,
             decode=sampler.renderer.decode,
             seed=recipe.seed,
             weight_sync=recipe.weight_sync,
+            sets=pivot_sets(loaded, run, sampler, tasks),
         )
         held_out = local_tasks(pivots.held_out, trajectories)
         validation = None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pivotrl.config.correction import CorrectionConfig
+from pivotrl.config.reprofile import ReprofileConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 
 Batching = Literal["padded", "packed", "shared_prefix"]
@@ -137,6 +138,8 @@ class TrainConfig(Section):
     """The run stops where a step has more than this share of infra verdicts."""
     validation: ValidationConfig | None = None
     """Held-out validation, or None."""
+    reprofile: ReprofileConfig | None = None
+    """Profile and select again with the current policy when the pivots have no more to teach, or None: one pivot set for the whole run."""
 
     @model_validator(mode="after")
     def _older_rollouts_are_corrected(self) -> TrainConfig:
@@ -145,4 +148,10 @@ class TrainConfig(Section):
                 "max_policy_age is 1 but there is no correction; rollouts of an older policy need importance weights; "
                 "add train.correction, for example {type: truncated, cap: 2.0}, or set max_policy_age to 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reprofiled_policy_is_current(self) -> TrainConfig:
+        if self.reprofile is not None and self.max_policy_age:
+            raise ValueError("reprofile is set with max_policy_age 1, but a round sampled ahead has its pivots already; set max_policy_age to 0")
         return self

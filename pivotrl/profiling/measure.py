@@ -38,6 +38,10 @@ class ProfileSettings:
     run_seed: int
     select: SelectConfig | None = None
     """What the profile is for: the rule that adaptive K must not change the outcome of. Needed there alone."""
+    place: tuple[str | int, ...] = ("profile",)
+    """Where in the run this is: a policy that is profiled again gets seeds of its own."""
+    with_held_out: bool = True
+    """Whether the held-out split is profiled too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class Measurer:
         for attempt in range(self._settings.profile.max_resamples + 1):
             for batch in _by_num_open(tasks, open_places):
                 num_open = len(open_places[batch[0].candidate_id])
-                drawn = self._sampler.sample(batch, num_samples=num_open, place=("profile", attempt), first_index=places.start)
+                drawn = self._sampler.sample(batch, num_samples=num_open, place=(*self._settings.place, attempt), first_index=places.start)
                 for task, rollouts in zip(batch, drawn, strict=True):
                     placed = zip(open_places[task.candidate_id], rollouts, strict=True)
                     new = [self._sample_of(replace(rollout, sample_index=place), attempt) for place, rollout in placed]

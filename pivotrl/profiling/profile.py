@@ -103,7 +103,7 @@ def finish_profile(
         provenance={**provenance, **_generation_provenance(renderer, settings)},
         min_samples=settings.profile.adaptive.min_samples if settings.profile.adaptive else None,
     )
-    summary["num_not_asked_for"] = {"message turns": work.num_not_asked_for}
+    summary["num_not_asked_for"] = {"message turns" if settings.with_held_out else "message turns and held-out turns": work.num_not_asked_for}
     outputs = [PROFILES, ROLLOUTS]
     if settings.profile.adaptive is not None:
         outputs.append(ADAPTIVE)

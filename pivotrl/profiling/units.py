@@ -25,7 +25,7 @@ from pivotrl.profiling.measure import Measured, ProfileSample, ProfileSettings
 from pivotrl.profiling.shards import WHOLE, Shard
 from pivotrl.rundir import read_json, read_jsonl, write_json
 from pivotrl.trajectories.store import CandidateStore
-from pivotrl.types import Candidate, VerdictKind
+from pivotrl.types import Candidate, Split, VerdictKind
 
 UNITS = "units"
 # Beyond it a unit is no measurement that some failures thinned out, but an outage.
@@ -108,12 +108,16 @@ class Work:
     @cached_property
     def _num_eligible(self) -> int:
         """Costs a pass over the candidates only where the recipe leaves some out."""
-        is_all = self._settings.profile.expert_actions == "all"
+        is_all = self._settings.profile.expert_actions == "all" and self._settings.with_held_out
         return len(self._candidates) if is_all else sum(1 for _ in self._eligible())
 
     def _eligible(self) -> Iterator[Candidate]:
         wants_calls = self._settings.profile.expert_actions == "calls"
-        return (candidate for candidate in self._candidates.iterate() if candidate.expert_action.tool_calls or not wants_calls)
+        return (
+            candidate
+            for candidate in self._candidates.iterate()
+            if (candidate.expert_action.tool_calls or not wants_calls) and (self._settings.with_held_out or candidate.split is Split.TRAIN)
+        )
 
 
 def choose(candidates: Iterable[Candidate], max_candidates: int | None, *, run_seed: int) -> Iterator[Candidate]:

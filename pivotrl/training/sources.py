@@ -18,6 +18,7 @@ from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.training.batching import demonstration_micro_batches, train_batch, train_micro_batches
 from pivotrl.training.groups import Group, Truncated, check_infra, make_group, rollout_metrics, rollout_row, train_samples
 from pivotrl.training.order import EpochOrder
+from pivotrl.training.pivot_sets import FIRST_SET, PivotSet, PivotSets
 from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.types import Demonstration, LocalRollout
@@ -46,6 +47,7 @@ class PivotSource:
         decode: token ids to text, for rollouts.jsonl only.
         seed: the run's seed; rollouts of step s are drawn at place ("train", s).
         weight_sync: what is probed after a hand-over; None: the section's defaults.
+        sets: where later pivot sets come from; None: `tasks` are learned from to the end.
 
     Raises:
         UserError: for fewer pivots than one step takes.
@@ -61,6 +63,7 @@ class PivotSource:
         decode: Callable[[Sequence[int]], str],
         seed: int,
         weight_sync: WeightSyncConfig | None = None,
+        sets: PivotSets | None = None,
     ) -> None:
         if len(tasks) < config.pivots_per_step:
             raise UserError(
@@ -68,9 +71,9 @@ class PivotSource:
                 rule="a step takes that many different pivots",
                 fix="lower train.pivots_per_step, or select more pivots (raise select.lambda_diff or profile more candidates)",
             )
-        self._sampler, self._tasks, self._config, self._decode = sampler, tuple(tasks), config, decode
+        self._sampler, self._config, self._decode, self._seed, self._sets = sampler, config, decode, seed, sets
+        self._first = PivotSet(FIRST_SET, 0, tuple(tasks))
         self._truncated: Truncated = sampling.truncated
-        self._order = EpochOrder(len(tasks), config.pivots_per_step, derive_seed(seed, "pivots"))
         self._probe = WeightProbe(tasks[0].prompt_token_ids, weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
 
     def batch(self, step: int) -> StepData:
@@ -79,7 +82,7 @@ class PivotSource:
 
     def sample(self, step: int) -> SampledRound:
         """The rollouts of one round by the policy that the engine holds, with their verdicts; the part that needs no trainer."""
-        tasks = [self._tasks[i] for i in self._order.items(self._number(step))]
+        tasks, _ = self._round(step)
         groups = self._sampler.sample(tasks, num_samples=self._config.group_size, place=("train", step))
         return SampledRound(groups, self._sampler.take_cost())
 
@@ -90,8 +93,7 @@ class PivotSource:
             InfraLimitError: where more than train.max_infra_frac of the verdicts were the infrastructure's fault.
             UserError: where no group keeps two counted rollouts.
         """
-        number = self._number(step)
-        tasks = [self._tasks[i] for i in self._order.items(number)]
+        tasks, origin = self._round(step)
         check_infra(sampled.groups, max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
         groups = [
             make_group(task, rollouts, method=self._config.advantage, truncated=self._truncated)
@@ -114,12 +116,12 @@ class PivotSource:
             metrics={
                 **rollout_metrics(groups, step=step),
                 **sampled.cost,
-                "perf/env_turns/sum": (number + 1) * len(groups) * self._config.group_size,
+                "perf/env_turns/sum": (self._number(step) + 1) * len(groups) * self._config.group_size,
             },
             rollout_rows=[
                 rollout_row(rollout, step=step, text=self._decode(rollout.completion.token_ids)) for group in groups for rollout in group.rollouts_G
             ],
-            ledger_rows=[self._ledger_row(group, step=step, epoch=self._order.epoch(number)) for group in groups],
+            ledger_rows=[self._ledger_row(group, step=step, origin=origin) for group in groups],
         )
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:
@@ -128,7 +130,9 @@ class PivotSource:
         Raises:
             ValueError, RuntimeError: as `push` and `WeightProbe.check`, for weights that did not arrive or are not used.
         """
-        push(trainer.named_tensors(), self._sampler.engine, version)
+        report = push(trainer.named_tensors(), self._sampler.engine, version)
+        if self._sets is not None:
+            self._sets.published(report.digest)
         self._probe.check(self._sampler.engine, trainer)
 
     def position(self) -> dict[str, Any]:
@@ -139,16 +143,24 @@ class PivotSource:
         """Pushes the resumed weights."""
         self.publish(trainer, trainer.steps_done)
 
+    def _round(self, step: int) -> tuple[list[LocalTask], dict[str, str | int]]:
+        """The pivots of one round, and where they come from: pivot set and epoch over it, counted from the set's first round."""
+        pivots = self._first if self._sets is None else self._sets.at(step)
+        place = ("pivots",) if pivots.from_step == 0 else ("pivots", pivots.from_step)
+        order = EpochOrder(len(pivots.tasks), self._config.pivots_per_step, derive_seed(self._seed, *place))
+        number = self._number(step) - self._number(pivots.from_step)
+        return [pivots.tasks[i] for i in order.items(number)], {"pivot_set": pivots.name, "epoch": order.epoch(number)}
+
     def _number(self, step: int) -> int:
         """The round that starts at a step."""
         return step // self._config.updates_per_rollout
 
     @staticmethod
-    def _ledger_row(group: Group, *, step: int, epoch: int) -> dict[str, str | int]:
+    def _ledger_row(group: Group, *, step: int, origin: Mapping[str, str | int]) -> dict[str, str | int]:
         return {
             "step": step,
             "pivot_id": group.task.candidate_id,
-            "epoch": epoch,
+            **origin,
             "policy_version": group.rollouts_G[0].completion.policy_version,
             "num_counted": len(group.counted),
         }

@@ -11,13 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from pivotrl import build
 from pivotrl.config.load import LoadedRecipe
+from pivotrl.console import results_console
 from pivotrl.locks import exclusive
 from pivotrl.pipeline import LOCK, checkpoint_hash, open_stage, prepare, template_hash
-from pivotrl.profiling.measure import ProfileSettings
+from pivotrl.profiling.estimate import WORKER_S, estimate
+from pivotrl.profiling.measure import Measurer, ProfileSettings
 from pivotrl.profiling.profile import finish_profile, profile_units
 from pivotrl.profiling.shards import WHOLE, Shard
+from pivotrl.profiling.units import Work
 from pivotrl.profiling.workers import run_workers
 from pivotrl.rundir import Stage, output_hash
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
@@ -51,6 +56,34 @@ def run_shard(text: str, loaded: LoadedRecipe, run: Path) -> None:
         sys.stderr.write(f"profile: finished before, kept ({run / 'profile'})\n")
     else:
         work.profile_units(stage, shard)
+
+
+def print_estimate(num_candidates: int, loaded: LoadedRecipe, run: Path) -> None:
+    """What the whole profile would take, from about `num_candidates` of it; writes nothing into the stage.
+
+    Raises:
+        UserError: where an earlier stage has not been run.
+    """
+    prepare("profile", loaded, run)
+    work = ProfileRun(loaded, run)
+    build.set_threads(loaded)
+    sampler = build.sampler(loaded, run, work.reference)
+    try:
+        measurer = Measurer(TrajectoryStore.open(work.ingest_dir), sampler, sampler.renderer, work.settings)
+        found = estimate(Work(work.candidates, work.settings), measurer, work.settings, num_candidates)
+    finally:
+        sampler.engine.close()
+    num_workers = loaded.recipe.profile.num_workers
+    title = f"profile of {found.num_candidates:,} candidates, from {found.num_sampled:,} in {found.num_units} units"
+    table = Table("", "expected", "95 % interval", title=title, title_justify="left", box=None)
+    for name, interval in found.totals.items():
+        table.add_row(name, f"{interval.value:,.0f}", f"{interval.low:,.0f} - {interval.high:,.0f}")
+    seconds = found.totals[WORKER_S]
+    hours = [value / 3600 / num_workers for value in (seconds.value, seconds.low, seconds.high)]
+    table.add_row(f"hours with {num_workers} workers", f"{hours[0]:,.3f}", f"{hours[1]:,.3f} - {hours[2]:,.3f}")
+    results_console().print(table)
+    if found.adaptive_share < 1:
+        results_console().print(f"adaptive K is expected to draw {100 * found.adaptive_share:.1f} % of K samples; counted above")
 
 
 @dataclass(frozen=True)

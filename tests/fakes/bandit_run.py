@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,9 +11,10 @@ from fakes.bandit import MAX_NEW_TOKENS, BanditEngine, BanditSampler, BanditTrai
 from fakes.objective_steps import train_config
 
 from pivotrl.config.schema import SamplingConfig, TrainConfig
-from pivotrl.rollouts.local import LocalSampler
+from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage
 from pivotrl.training.ahead import sampling_ahead
+from pivotrl.training.pivot_sets import PivotSets
 from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
 from pivotrl.training.validation import Validation
@@ -38,6 +39,7 @@ def run_bandit(
     truncated: str = "zero",
     infra: frozenset[int] = frozenset(),
     on_call: Callable[[str], None] = lambda name: None,
+    sets_of: Callable[[Path, Sequence[LocalTask], Callable[[str], None]], PivotSets] | None = None,
 ) -> tuple[dict[str, Any], BanditTrainer, BanditSampler]:
     """Runs (or resumes) RUN/train to its end; returns summary, trainer and sampler."""
     # Not Stage.open: it asks git for the commit, which takes longer than the run and changes while others work in the checkout.
@@ -47,7 +49,8 @@ def run_bandit(
     trainer, sampler = BanditTrainer(on_call=on_call), BanditSampler(BanditEngine(), run_seed=SEED, infra=infra, on_call=on_call)
     tasks = bandit_tasks(NUM_PIVOTS)
     face = cast(LocalSampler, sampler)
-    source = PivotSource(face, tasks, config=config, sampling=sampling, decode=bandit_text, seed=SEED)
+    sets = sets_of(run, tasks, on_call) if sets_of is not None else None
+    source = PivotSource(face, tasks, config=config, sampling=sampling, decode=bandit_text, seed=SEED, sets=sets)
     validation = None
     if config.validation is not None:
         # Other ids, so other random numbers, but states the table can learn.

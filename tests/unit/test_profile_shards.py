@@ -6,23 +6,33 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fakes.profile_run import SETTINGS, run_stage, sometimes_right
+from fakes.characters import CharacterRenderer
+from fakes.profile_run import SAMPLING, SEED, SETTINGS, run_stage, sometimes_right
 from fakes.runs import trajectory, write_ingest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotrl import rundir
+from pivotrl.config.profiling import AdaptiveConfig, PassRatePriorConfig
+from pivotrl.config.schema import Eq5Rule, ToolCallVerifierConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.locks import NumberedLocks
+from pivotrl.profiling.estimate import estimate
+from pivotrl.profiling.measure import Measurer
 from pivotrl.profiling.shards import WHOLE, Shard
 from pivotrl.profiling.units import Work, locks_path
 from pivotrl.profiling.workers import run_workers
+from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.scripted import ScriptedEngine
-from pivotrl.rundir import Stage
-from pivotrl.trajectories.store import CandidateStore
+from pivotrl.rundir import Stage, read_json
+from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
+from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -156,6 +166,33 @@ def test_shards_are_equal_parts_that_keep_trajectories_whole(runs: list[tuple[st
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--shard is"):
         Shard.parse(text)
+
+
+def test_an_estimate_from_everything_is_what_the_profile_takes(tmp_path: Path, undisturbed: Path) -> None:
+    renderer: Any = CharacterRenderer()
+    candidates, trajectories = CandidateStore.open(undisturbed / "ingest"), TrajectoryStore.open(undisturbed / "ingest")
+    verifier = ToolCallVerifier(ToolCallVerifierConfig(type="tool_call", message="any"))
+    sampler = LocalSampler(ScriptedEngine.from_function(sometimes_right), renderer, verifier, SAMPLING, SEED)
+    work, measurer = Work(candidates, SETTINGS), Measurer(trajectories, sampler, renderer, SETTINGS)
+    cost = read_json(undisturbed / "profile" / "manifest.json")["summary"]["cost"]
+    found = estimate(work, measurer, SETTINGS, 28)
+    assert (found.num_candidates, found.num_sampled, found.num_units, found.adaptive_share) == (28, 28, 7, 1.0)
+    values = [found.totals[name].value for name in ("rollouts", "prompt tokens", "generated tokens")]
+    assert values == pytest.approx([cost["turns"], cost["prompt_tokens"], cost["completion_tokens"]])
+    part = estimate(work, measurer, SETTINGS, 10)
+    assert (part.num_candidates, part.num_sampled, part.num_units) == (28, 12, 3)
+    assert part.totals["rollouts"].value == pytest.approx(28 * 4)
+    tokens = part.totals["generated tokens"]
+    assert tokens.low <= tokens.value <= tokens.high
+    assert tokens.low < tokens.high
+    assert part.totals["worker seconds"].n == 8
+    config = AdaptiveConfig(risk=0.1, prior=PassRatePriorConfig(always_fails=0.4, always_succeeds=0.4, alpha=1, beta=1))
+    eq5 = Eq5Rule(rule="eq5", lambda_diff=Decimal("0.8"))
+    how = replace(SETTINGS, profile=SETTINGS.profile.model_copy(update={"adaptive": config}), select=eq5)
+    adaptive = estimate(work, measurer, how, 28)
+    assert 0.5 <= adaptive.adaptive_share < 1
+    assert adaptive.totals["rollouts"].value == pytest.approx(adaptive.adaptive_share * cost["turns"])
+    assert adaptive.totals["prompt tokens"].value == pytest.approx(cost["prompt_tokens"])
 
 
 def test_the_last_unit_may_be_smaller(tmp_path: Path) -> None:
