@@ -244,6 +244,7 @@ def _select(loaded: LoadedRecipe, run: Path) -> None:
 def _train(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.verbs.reprofile import training_alone
 
+    Stage.require(run, "select")
     with training_alone(run):
         _train_alone(loaded, run)
 
@@ -277,7 +278,7 @@ def _train_alone(loaded: LoadedRecipe, run: Path) -> None:
             decode=sampler.renderer.decode,
             seed=recipe.seed,
             weight_sync=recipe.weight_sync,
-            sets=pivot_sets(loaded, run, sampler, tasks),
+            sets=pivot_sets(loaded, run, sampler, tasks) if config.max_policy_age == 0 else None,
         )
         held_out = local_tasks(pivots.held_out, trajectories)
         validation = None

@@ -143,7 +143,6 @@ def training_alone(run: Path) -> Iterator[None]:
     Raises:
         UserError: where another one does.
     """
-    run.mkdir(parents=True, exist_ok=True)
     with NumberedLocks(run / _TRAIN_LOCK) as locks:
         if not locks.try_acquire(0):
             raise UserError(
