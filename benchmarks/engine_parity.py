@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:tests python benchmarks/engine_parity.py [CHECKPOINT...] [--tokens 2000] [--families llama,qwen3_moe,nemotron_h]
 
-Tiny random models of each family with what vLLM's CPU kernels need (heads of 32), then the checkpoints named. Every token is one that vLLM
+Tiny random models of each family with what vLLM's CPU kernels need (heads of 32), then the checkpoints named. The engine of a tiny model is
+started on other weights and handed the trainer's, as in training; that of a named checkpoint is handed its own. Every token is one that vLLM
 sampled at temperature 0.8. Prints the mean, 99th percentile and largest absolute difference; the bar is a largest below 1e-4.
 """
 
@@ -24,6 +25,7 @@ from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.vllm import VllmEngine
 from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.types import TrainSample
+from pivotrl.weights.push import push
 
 _TEMPERATURE = 0.8
 _SAMPLES, _NEW_TOKENS = 4, 32
@@ -46,14 +48,19 @@ def main() -> None:
     print(f"{'model':16} {'tokens':>7} {'mean':>9} {'p99':>9} {'max':>9}  bar {_BAR:g}")
     for family in filter(None, arguments.families.split(",")):
         with tempfile.TemporaryDirectory() as directory:
-            report(family, save_model(Path(directory), family, **_SETTINGS[family]), arguments.tokens)
+            first, other = (save_model(Path(directory) / str(seed), family, seed=seed, **_SETTINGS[family]) for seed in (0, 1))
+            report(family, first, other, arguments.tokens)
     for checkpoint in arguments.checkpoints:
-        report(checkpoint.name, checkpoint, arguments.tokens)
+        report(checkpoint.name, checkpoint, checkpoint, arguments.tokens)
 
 
-def report(name: str, checkpoint: Path, num_tokens: int) -> None:
-    """Samples with vLLM, scores with the trainer, prints the differences."""
-    engine = VllmEngine.load(checkpoint, VllmEngineConfig(type="vllm", kv_cache_bytes=256 << 20), stop_token_ids=(), pad_token_id=0)
+def report(name: str, checkpoint: Path, start: Path, num_tokens: int) -> None:
+    """Hands the trainer's weights to vLLM, samples there, scores with the trainer, prints the differences."""
+    from pivotrl.megatron.trainer import Trainer
+
+    trainer = Trainer.from_hf(checkpoint, optimizer=None, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=1, seed=0, with_reference=False)
+    engine = VllmEngine.load(start, VllmEngineConfig(type="vllm", kv_cache_bytes=256 << 20, max_model_len=128), stop_token_ids=(), pad_token_id=0)
+    push(trainer.named_tensors(), engine, 1)
     stream, samples = random.Random(1), []
     while sum(len(sample.completion_token_ids) for sample in samples) < num_tokens:
         prompt = tuple(stream.randrange(4, engine._vocab_size) for _ in range(stream.randint(4, 60)))
@@ -63,9 +70,6 @@ def report(name: str, checkpoint: Path, num_tokens: int) -> None:
     engine.close()
     del engine
     gc.collect()
-    from pivotrl.megatron.trainer import Trainer
-
-    trainer = Trainer.from_hf(checkpoint, optimizer=None, parallel=ParallelConfig(), moe=MoeConfig(), num_steps=1, seed=0, with_reference=False)
     micro_batches = train_micro_batches(train_batch(samples), batching="padded", micro_batch_tokens=2048, skip_zero_variance=False)
     scored = trainer.token_logprobs(micro_batches, temperature=_TEMPERATURE)
     differences = torch.cat(

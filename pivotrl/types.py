@@ -257,6 +257,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts an engine chose in every layer for the tokens of a prompt and its completion, the last one left out.
+
+    >>> RoutedExperts((1, 2, 1), bytes([3, 0, 5, 0])).shape
+    (1, 2, 1)
+    """
+
+    shape: tuple[int, ...]
+    """Tokens, layers with experts, experts per token."""
+    indices: bytes
+    """int16, little-endian, row-major."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What an engine generated for one sample of one prompt."""
 
@@ -266,6 +280,8 @@ class Completion:
     """Log-probability of each token under the sampling distribution (after temperature), same length as `token_ids`."""
     finish_reason: FinishReason
     policy_version: int
+    routed_experts: RoutedExperts | None = None
+    """Where the engine returns them (engine.enable_return_routed_experts)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ type PlacementConfig = Annotated[InProcessPlacement | ProcessesPlacement | Remot
 class WeightSyncConfig(Section):
     """Checks after every hand-over of weights: digests of what arrived always, log-probs of a probe as said here."""
 
-    probe_tokens: Annotated[int, Field(ge=0)] = 16
+    probe_tokens: Annotated[int, Field(ge=0)] = 8
     """Tokens that the engine samples after every hand-over and the trainer scores again; 0 leaves the probe out."""
     max_logprob_difference: Annotated[float, Field(gt=0)] | None = None
     """Largest mean absolute log-prob difference of the probe (null: 0.01, or 0.2 where the engine is bfloat16); above it the run stops."""

@@ -299,8 +299,10 @@ class EnginePool:
                 self._lose(place, str(error))
 
     def _lose(self, place: int, reason: str) -> None:
-        """Ends what is left of a replica and says so."""
+        """Ends what is left of a replica and says so; a place that nobody came to lost nothing."""
         replica = self._replicas.pop(place, None)
+        if replica is None and not self._launcher.can_restart:
+            return
         who = f" ({replica.arrival.description})" if replica else ""
         sys.stderr.write(f"engine {place}{who} was lost: {reason}\n")
         self._count("losses")

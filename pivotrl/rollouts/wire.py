@@ -6,6 +6,7 @@ network keeps listeners out. Called by both ends (pool.py and launchers.py here,
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import queue
@@ -23,7 +24,7 @@ import orjson
 
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import GenerationRequest
-from pivotrl.types import Completion, FinishReason
+from pivotrl.types import Completion, FinishReason, RoutedExperts
 
 PROTOCOL = 1
 """Both ends must be of one protocol; a peer of another is sent away."""
@@ -195,12 +196,26 @@ def requests_of(rows: Sequence[Sequence[Any]]) -> list[GenerationRequest]:
 
 def completion_rows(results: Sequence[Sequence[Completion]]) -> list[list[list[Any]]]:
     """Completions as lists; `completions_of` reads them back, bit for bit."""
-    return [[[one.token_ids, one.logprobs, one.finish_reason.value, one.policy_version] for one in samples] for samples in results]
+    return [
+        [[one.token_ids, one.logprobs, one.finish_reason.value, one.policy_version, _route_row(one.routed_experts)] for one in samples]
+        for samples in results
+    ]
 
 
 def completions_of(rows: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[Completion, ...]]:
     """Completions from `completion_rows`."""
     return [
-        tuple(Completion(tuple(tokens), tuple(logprobs), FinishReason(reason), version) for tokens, logprobs, reason, version in samples)
+        tuple(
+            Completion(tuple(tokens), tuple(logprobs), FinishReason(reason), version, _routes_of(routes))
+            for tokens, logprobs, reason, version, routes in samples
+        )
         for samples in rows
     ]
+
+
+def _route_row(routes: RoutedExperts | None) -> list[Any] | None:
+    return None if routes is None else [routes.shape, base64.b64encode(routes.indices).decode()]
+
+
+def _routes_of(row: Sequence[Any] | None) -> RoutedExperts | None:
+    return None if row is None else RoutedExperts(tuple(row[0]), base64.b64decode(row[1]))

@@ -16,6 +16,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import torch
 from fakes.tiny_llama import PAD, STOP, VOCAB, named_weights, save_tiny_llama, tiny_llama
@@ -28,8 +29,8 @@ from pivotrl.rollouts.pool import EnginePool
 from pivotrl.rollouts.replica import serve
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rollouts.transformers_engine import TransformersEngine
-from pivotrl.rollouts.wire import PeerLost, hang_up, knock
-from pivotrl.types import Completion
+from pivotrl.rollouts.wire import PeerLost, completion_rows, completions_of, hang_up, knock, request_rows, requests_of
+from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.verbs.engine import run_engine
 from pivotrl.weights.broadcast import BroadcastStore
 from pivotrl.weights.filesystem import FilesystemStore
@@ -226,6 +227,17 @@ def test_a_deadline_ends_a_replica_that_hangs(tmp_path: Path) -> None:
     assert {sample.token_ids[2] for samples in pool.generate(REQUESTS) for sample in samples} == {8}
     over.set()
     pool.close()
+
+
+def test_messages_carry_every_bit_of_requests_and_completions() -> None:
+    awkward = [-0.0, -5e-324, -1.7976931348623157e308, -0.1, -1 / 3]
+    routes = RoutedExperts((2, 1, 2), bytes(range(8)))
+    results = [(Completion((1, 2, 3, 4, 5), tuple(awkward), FinishReason.LENGTH, 7, routes),), (Completion((), (), FinishReason.STOP, 0),)]
+    back = completions_of(orjson.loads(orjson.dumps(completion_rows(results))))
+    assert back == results
+    assert [str(value) for value in back[0][0].logprobs] == [str(value) for value in awkward]
+    requests = [GenerationRequest((1, 2), (0, 2**62 - 1), 0.0, 9), *REQUESTS]
+    assert requests_of(orjson.loads(orjson.dumps(request_rows(requests)))) == requests
 
 
 def test_nobody_comes(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ from fakes.objective_steps import train_config
 from fakes.tiny_tokenizer import CHATML, save_checkpoint, tiny_tokenizer
 from fakes.trainer_batches import hf_model
 
-from pivotrl.config.engines import TransformersEngineConfig
+from pivotrl.config.engines import ProcessesPlacement, TransformersEngineConfig
 from pivotrl.config.schema import MoeConfig, ParallelConfig, RenderConfig, SamplingConfig, TrainConfig
 from pivotrl.megatron.trainer import Trainer
+from pivotrl.rollouts.engine import Engine, GenerationRequest
+from pivotrl.rollouts.launchers import LocalLauncher
 from pivotrl.rollouts.local import LocalSampler, LocalTask
+from pivotrl.rollouts.pool import EnginePool
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.rundir import Stage, read_jsonl
@@ -23,6 +28,7 @@ from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
 from pivotrl.training.validation import Validation
 from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, Verdict
+from pivotrl.weights.shared_memory import SharedMemoryStore
 
 SEED = 3
 # float32 sums in another order: kernels of the engine against those of the trainer.
@@ -58,15 +64,21 @@ def config(**changes: object) -> TrainConfig:
     return train_config(**{**base, **changes})
 
 
-def run(folder: Path, hf_dir: Path, train: TrainConfig, *, trainer_class: type[Trainer] = Trainer) -> None:
+ENGINE = TransformersEngineConfig(type="transformers", batch_size=16)
+
+
+def stop_tokens(renderer: Renderer) -> tuple[int, ...]:
+    """Every third token ends an action: a random model would hardly ever say the one that does, and all its samples would be cut."""
+    return (*renderer.stop_token_ids, *range(5, len(tiny_tokenizer()), 3))
+
+
+def in_process(hf_dir: Path, renderer: Renderer) -> Engine:
+    return TransformersEngine.load(hf_dir, ENGINE, stop_token_ids=stop_tokens(renderer), pad_token_id=renderer.pad_token_id)
+
+
+def run(folder: Path, hf_dir: Path, train: TrainConfig, *, trainer_class: type[Trainer] = Trainer, start=in_process) -> None:
     renderer = Renderer.load(hf_dir, RenderConfig(action_format="hermes", history_reasoning="drop", max_prompt_tokens=64), None)
-    engine = TransformersEngine.load(
-        hf_dir,
-        TransformersEngineConfig(type="transformers", batch_size=16),
-        # Every third token ends an action: a random model would hardly ever say the one that does, and all its samples would be cut.
-        stop_token_ids=(*renderer.stop_token_ids, *range(5, len(tiny_tokenizer()), 3)),
-        pad_token_id=renderer.pad_token_id,
-    )
+    engine = start(hf_dir, renderer)
     sampler = LocalSampler(engine, renderer, LikesVowels(), SAMPLING, run_seed=SEED)
     tasks = [_task(renderer, name) for name in ("one", "two", "three", "four", "five")]
     source = PivotSource(sampler, tasks[:3], config=train, sampling=SAMPLING, decode=renderer.decode, seed=SEED)
@@ -123,3 +135,38 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, hf_dir: Path) -> 
     run(tmp_path / "killed", hf_dir, config())
     for name in ("metrics.jsonl", "rollouts.jsonl", "ledger.jsonl", "hf/model.safetensors", "manifest.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_a_run_whose_engine_is_killed_ends_as_undisturbed_and_says_so(tmp_path: Path, hf_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """SIGKILL before the first weights were handed over, and after: rebuilt from the checkpoint, and from shared memory."""
+
+    class Mortal(EnginePool):
+        """Its engine is killed before the first and the fourth batch of requests: rollouts of a step, then the probe after it, and so on."""
+
+        num_calls = 0
+
+        def generate(self, requests: Sequence[GenerationRequest]):
+            self.num_calls += 1
+            if self.num_calls in (1, 4):
+                os.kill(self._launcher.process_id(0), signal.SIGKILL)  # type: ignore[attr-defined]
+            return super().generate(requests)
+
+    def processes(hf_dir: Path, renderer: Renderer) -> Engine:
+        placement = ProcessesPlacement(type="processes", bucket_bytes=4096)
+        start = {
+            "engine": ENGINE.model_dump(mode="json"),
+            "checkpoint": str(hf_dir),
+            "stop_token_ids": stop_tokens(renderer),
+            "pad_token_id": renderer.pad_token_id,
+            "num_threads": 1,
+        }
+        return Mortal(LocalLauncher(placement, tmp_path / "engines", num_threads=1), SharedMemoryStore(), placement, start)
+
+    run(tmp_path / "undisturbed", hf_dir, config())
+    run(tmp_path / "killed", hf_dir, config(), start=processes)
+    for name in ("metrics.jsonl", "rollouts.jsonl", "ledger.jsonl", "hf/model.safetensors", "manifest.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+    assert capfd.readouterr().err.count("was lost: connection lost") == 2
+    losses = [row.get("rollout/engine_losses/sum", 0) for row in read_jsonl(tmp_path / "killed" / "timing.jsonl")]
+    assert sum(losses) == 2
