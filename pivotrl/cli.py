@@ -329,6 +329,21 @@ def export_gym(
     run_export(source, out, agent=agent)
 
 
+@app.command(name="export-nemo-rl")
+def export_nemo_rl(
+    recipe: RecipeArgument,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", show_default=False)],
+    overrides: OverridesArgument = None,
+    run: RunOption = None,
+) -> None:
+    """The recipe as a NeMo-RL configuration, its pivots as NeMo-Gym rows, and what has no equivalent there."""
+    from pivotrl import pipeline
+    from pivotrl.verbs.nemo_rl import run_export_nemo_rl
+
+    loaded = pipeline.load(recipe, overrides or [])
+    run_export_nemo_rl(loaded, run or pipeline.default_run(loaded), out)
+
+
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Checkpoint directory.", show_default=False)],

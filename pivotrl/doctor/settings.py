@@ -14,6 +14,7 @@ from pivotrl.config.schema import Eq5Rule, HeldOutSuite, RandomTurnsRule, Recipe
 from pivotrl.config.verifiers import ComposeVerifierConfig, MemberVerifierConfig, MessageVerifierConfig, SearchVerifierConfig
 from pivotrl.doctor.findings import Findings
 from pivotrl.evaluation.named import check_suites
+from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.training.rounds import check_rounds
 
 type _Unread = tuple[str, Callable[[Recipe], bool], str]
@@ -202,16 +203,8 @@ def _check_evaluation(loaded: LoadedRecipe, findings: Findings) -> None:
 
 
 def _check_placement(loaded: LoadedRecipe, findings: Findings) -> None:
-    recipe, where = loaded.recipe, place(loaded, "placement.type")
-    num_nodes = recipe.launch.generation_nodes
-    if num_nodes and recipe.placement.type != "remote":
-        problem, fix = f"launch.generation_nodes is {num_nodes} and placement.type is {recipe.placement.type}", "set placement.type to remote"
-    elif recipe.placement.type == "remote" and recipe.placement.num_replicas != num_nodes:
-        problem = f"placement.num_replicas is {recipe.placement.num_replicas} and launch.generation_nodes is {num_nodes}"
-        fix = "set num_replicas to ${launch.generation_nodes}"
-    else:
-        return
-    findings.error("placement", problem, where=where, rule="`launch` starts one remote engine on each generation node", fix=fix)
+    with findings.refused_by("placement", place(loaded, "placement.type")):
+        recipe_jobs(loaded.recipe, gpus_per_node=0)
 
 
 def _ignores_similarity(verifier: object) -> bool:

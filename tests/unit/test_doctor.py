@@ -14,12 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 from fakes.doctor_faults import GOOD, NO_CHECKPOINT, QWEN, ROOT, RUNS, SETTINGS, TINY, Fault, RunFault
+from fakes.trainer_batches import save_model
 
 from pivotrl import pipeline
 from pivotrl.doctor import machine
-from pivotrl.doctor.checkpoint import model_config
+from pivotrl.doctor.checkpoint import check_checkpoint, model_config
 from pivotrl.doctor.examine import Request, examine
 from pivotrl.doctor.findings import Finding, Findings
+from pivotrl.doctor.turns import is_same
+from pivotrl.types import Action, ParseOutcome, ToolCall
 
 CLUSTER = ROOT / "configs" / "clusters" / "h100_80gb.yaml"
 SUPER = ROOT / "configs" / "models" / "nemotron3_super_120b.yaml"
@@ -189,3 +192,27 @@ def test_every_check_has_a_seeded_fault_and_a_line_in_the_documentation() -> Non
     assert seeded <= names
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "doctor.md").read_text(), flags=re.MULTILINE))
     assert documented == names
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h", "nemotron_3"])
+def test_checkpoints_of_every_family_match_their_configuration(family: str, tmp_path: Path) -> None:
+    """Parameters counted from config.json are those in the files, which transformers wrote; with another width they are not."""
+    loaded = pipeline.load(TINY, [*GOOD, f"model={{type: huggingface, path: {tmp_path / 'hf'}}}"])
+    save_model(tmp_path / "hf", family)
+    findings = Findings()
+    check_checkpoint(loaded, tmp_path / "hf", model_config(loaded, tmp_path / "hf", None, findings), findings)
+    assert findings.found == []
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_key_value_heads": 1}))
+    check_checkpoint(loaded, tmp_path / "hf", model_config(loaded, tmp_path / "hf", None, findings), findings)
+    _named(findings, "checkpoint-tensors", "describes")
+
+
+def test_what_is_written_is_read_back_whatever_its_spelling() -> None:
+    def action(content: str, *calls: ToolCall) -> Action:
+        return Action(content, calls, None, ParseOutcome.PARSED)
+
+    call = ToolCall("f", '{"a": 1, "b": [true]}')
+    assert is_same(action("Hi.", call), action("Hi.\n", ToolCall("f", '{"b":[true],"a":1}', "call_0")))
+    for other in (action("Hi."), action("Ho.", call), action("Hi.", ToolCall("g", call.arguments)), action("Hi.", ToolCall("f", "{}"))):
+        assert not is_same(action("Hi.", call), other)
