@@ -7,6 +7,7 @@ resolves `${...}`; pydantic checks. Every problem is a `UserError` that names th
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,14 +174,27 @@ def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
 
 
 def _merge(below: Any, above: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    below = copy.deepcopy(below)
+    _drop_replaced(below, above)
+    return OmegaConf.merge(below, above)
+
+
+def _drop_replaced(below: Any, above: Any) -> None:
+    """Takes sections out of `below`, at any depth, to which `above` gives another form."""
     from omegaconf import DictConfig, OmegaConf
 
-    below = below.copy()
-    for key, section in above.items_ex(resolve=False):
-        old = below.get(key) if key in below else None
-        if isinstance(section, DictConfig) and isinstance(old, DictConfig) and any(tag in section and section[tag] != old.get(tag) for tag in _TAGS):
+    for key in list(above):
+        if key not in below or any(OmegaConf.is_interpolation(tree, key) or OmegaConf.is_missing(tree, key) for tree in (below, above)):
+            continue
+        old, section = below.get(key), above.get(key)
+        if not isinstance(section, DictConfig) or not isinstance(old, DictConfig):
+            continue
+        if any(tag in section and section[tag] != old.get(tag) for tag in _TAGS):
             del below[key]
-    return OmegaConf.merge(below, above)
+        else:
+            _drop_replaced(old, section)
 
 
 def _override(word: str, origins: dict[str, str]) -> Any:

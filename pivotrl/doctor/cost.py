@@ -29,8 +29,9 @@ def check_without_cluster(loaded: LoadedRecipe, config: Any, findings: Findings)
 def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, findings: Findings) -> None:
     """World size, divisibility and memory of the layout on the recipe's nodes, and what the run costs."""
     plan, parallel = plan_of(loaded.recipe), loaded.recipe.parallel
-    with findings.refused_by("placement", "placement"):
-        recipe_jobs(loaded.recipe, cluster.gpus_per_node)
+    if all(one.check != "placement" for one in findings.found):
+        with findings.refused_by("placement", "placement"):
+            recipe_jobs(loaded.recipe, cluster.gpus_per_node)
     with findings.refused_by("layout", "launch"):
         num_processes, num_before = trainer_processes(plan, cluster), len(findings.found)
         check_layout(loaded, config, num_processes, findings, parallel_key="parallel")

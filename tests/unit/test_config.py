@@ -65,6 +65,10 @@ def test_provenance_names_the_file_the_command_line_and_the_default(recipe_dir: 
 def test_another_form_of_a_section_replaces_it_whole(recipe_dir: Path) -> None:
     assert load_recipe(recipe_dir, ["select={rule: random, num_turns: 5}"]).section("select") == {"select": {"rule": "random", "num_turns": 5}}
     assert load_recipe(recipe_dir, ["select.rule=all"]).section("select") == {"select": {"rule": "all"}}
+    corrected = ["train.correction={type: truncated, cap: 5.0}", "train.correction={type: masked, low: 0.5, high: 2.0}"]
+    assert load_recipe(recipe_dir, corrected).section("train")["train"]["correction"] == {"type": "masked", "level": "token", "low": 0.5, "high": 2.0}
+    assert load_recipe(recipe_dir, [corrected[0], "train.correction.level=sequence"]).section("train")["train"]["correction"]["cap"] == 5.0
+    assert load_recipe(recipe_dir, [corrected[0], "train.correction=null"]).section("train")["train"]["correction"] is None
     assert load_recipe(recipe_dir, ["verifier.message=any"]).section("verifier")["verifier"]["message_similarity"] == 0.8
 
 
