@@ -22,9 +22,22 @@ TIERS = (
     {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching"},
     {"build", "build_verifiers"},
     {"pipeline", "verbs", "doctor"},
-    {"cli", "__main__"},
+    {"cli", "cli_arguments", "cli_exchange", "__main__"},
 )
-TORCH_FREE = ("cli", "config", "types", "metrics", "rundir", "identity", "trajectories", "actions", "verifiers", "pivots")
+TORCH_FREE = (
+    "cli",
+    "cli_arguments",
+    "cli_exchange",
+    "config",
+    "types",
+    "metrics",
+    "rundir",
+    "identity",
+    "trajectories",
+    "actions",
+    "verifiers",
+    "pivots",
+)
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 
