@@ -14,9 +14,10 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 _GIB = 2**30
@@ -73,10 +74,9 @@ def node_problem(options: argparse.Namespace) -> str:
         if free_gib < options.min_free_gib:
             return f"bad {free_gib:.1f} GiB are free below {directory}, {options.min_free_gib:g} are asked for"
     if options.gpus:
-        import torch
-
-        if torch.cuda.device_count() != options.gpus:
-            return f"bad {torch.cuda.device_count()} GPUs are usable, {options.gpus} should be"
+        found = _answer_of_child(_num_gpus, (), options.timeout_s)
+        if found != options.gpus:
+            return f"bad {found} GPUs are usable, {options.gpus} should be"
     return ""
 
 
@@ -160,45 +160,65 @@ def exchange_problem(place: Place, present: frozenset[int], options: argparse.Na
 
 def _try_group(name: str, rank: int, size: int, options: argparse.Namespace, *, min_gb_per_s: float) -> str:
     """An all-reduce in a child process; what went wrong, or an empty string."""
-    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_reduce, args=(there, name, rank, size, options.gpus, options.timeout_s))
-    child.start()
-    there.close()
-    try:
-        answer: str | float = here.recv() if here.poll(options.timeout_s) else f"no answer within {options.timeout_s:g} s"
-    except EOFError:
-        answer = "its process died"
-    if child.is_alive():
-        child.join(1.0)
-        child.kill()
-    child.join()
+    answer = _answer_of_child(_reduce, (name, rank, size, options.gpus, options.timeout_s), options.timeout_s)
     if isinstance(answer, str):
         return answer
     return f"{answer:.3f} GB/s, {min_gb_per_s:g} are asked for" if answer < min_gb_per_s else ""
 
 
-def _reduce(pipe: object, name: str, rank: int, size: int, gpus: int, timeout_s: float) -> None:
+def _answer_of_child(work: Callable[..., str | float], arguments: tuple[object, ...], timeout_s: float) -> str | float:
+    """What `work` returns in a forked process, or in words why it returned nothing. This process never touches CUDA: it could not fork then."""
+    # The children have it then, and each would take seconds to import it.
+    import torch  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(there, work, arguments))
+    child.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(timeout_s) else f"no answer within {timeout_s:g} s"
+    except EOFError:
+        return "its process died"
+    finally:
+        child.join(1.0)
+        child.kill()
+        child.join()
+
+
+def _answer(pipe: Connection, work: Callable[..., str | float], arguments: tuple[object, ...]) -> None:
+    try:
+        pipe.send(work(*arguments))
+    except Exception as error:  # noqa: BLE001 (the boundary of a child: whatever it was is the verdict)
+        pipe.send(_first_line(error))
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _reduce(name: str, rank: int, size: int, gpus: int, timeout_s: float) -> str | float:
+    """GB/s of an all-reduce, or what is wrong with its sum."""
     import torch
     import torch.distributed as dist
 
-    try:
-        patience = timedelta(seconds=timeout_s)
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
-        dist.init_process_group("nccl" if gpus else "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
-        tensor = torch.ones(_PAIR_BYTES // 4, device=device)
-        # The first one also connects.
+    patience = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    dist.init_process_group("nccl" if gpus else "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
+    tensor = torch.ones(_PAIR_BYTES // 4, device=device)
+    # The first one also connects.
+    dist.all_reduce(tensor)
+    if not bool((tensor == size).all()):
+        return "the sum is wrong"
+    started_s = time.monotonic()
+    for _ in range(_NUM_REDUCTIONS):
         dist.all_reduce(tensor)
-        exact = bool((tensor == size).all())
-        started_s = time.monotonic()
-        for _ in range(_NUM_REDUCTIONS):
-            dist.all_reduce(tensor)
-        if gpus:
-            torch.cuda.synchronize()
-        rate = _PAIR_BYTES * _NUM_REDUCTIONS / (time.monotonic() - started_s) / _GIGA
-        pipe.send(rate if exact else "the sum is wrong")  # pyright: ignore[reportAttributeAccessIssue]
-    except Exception as error:  # noqa: BLE001 (the boundary of a child: whatever it was is the verdict)
-        pipe.send(_first_line(error))  # pyright: ignore[reportAttributeAccessIssue]
+    if gpus:
+        torch.cuda.synchronize()
+    return _PAIR_BYTES * _NUM_REDUCTIONS / (time.monotonic() - started_s) / _GIGA
 
 
 def _wait_for_count(store: object, key: str, count: int, *, patience_s: float) -> None:
