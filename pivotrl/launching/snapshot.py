@@ -14,7 +14,7 @@ import pivotrl
 from pivotrl.config.load import RECIPE_FILE, LoadedRecipe
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
-from pivotrl.rundir import atomic_write
+from pivotrl.rundir import COMMIT_FILE, atomic_write, source_commit
 
 _PACKAGE = Path(pivotrl.__file__).resolve().parent
 _HERE = "{recipe}/"
@@ -23,7 +23,8 @@ _HERE = "{recipe}/"
 def snapshot_code(launch_dir: Path) -> Path:
     """Copies the installed package to LAUNCH/code/<content id>/pivotrl and returns the directory to import it from."""
     files = {str(path.relative_to(_PACKAGE)): path for path in sorted(_PACKAGE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts}
-    target = launch_dir / "code" / content_id({name: file_id(path) for name, path in files.items()})
+    commit = source_commit()
+    target = launch_dir / "code" / content_id(commit, {name: file_id(path) for name, path in files.items()})
     if target.is_dir():
         return target
     unfinished = target.with_name(f".{target.name}.tmp")
@@ -32,6 +33,7 @@ def snapshot_code(launch_dir: Path) -> Path:
         copy = unfinished / _PACKAGE.name / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
+    (unfinished / COMMIT_FILE).write_text(commit + "\n")
     unfinished.rename(target)
     return target
 

@@ -31,7 +31,7 @@ TIME_FILES = {"timing.json", "timing.jsonl"}
 # Two nodes train one model between them, and two jobs share the profiling.
 WORDS = (
     *("launch.train_nodes=2", "parallel.tensor_model_parallel_size=2", "launch.profile_shards=2"),
-    *("sft.num_steps=4", "profile.max_candidates=16", "train.num_steps=60", "train.checkpoint_every=4", "train.validation=null"),
+    *("sft.num_steps=4", "profile.max_candidates=16", "train.num_steps=32", "train.checkpoint_every=4", "train.validation=null"),
 )
 _PATIENCE_S = 400
 

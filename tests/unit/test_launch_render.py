@@ -16,6 +16,7 @@ from pivotrl.errors import UserError
 from pivotrl.launching.estimate import hours, slots
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.launching.render import Script, load_target, render
+from pivotrl.rundir import source_commit
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
@@ -136,6 +137,7 @@ def test_code_is_kept_by_content(tmp_path: Path, local: Path) -> None:
     _scripts(local, tmp_path / "run")
     (code,) = (tmp_path / "run" / "launch" / "code").iterdir()
     assert (code / "pivotrl" / "cli.py").read_bytes() == (ROOT / "pivotrl" / "cli.py").read_bytes()
+    assert (code / "pivotrl.commit").read_text().strip() == source_commit()
     assert f"PYTHONPATH={code} " in (tmp_path / "run" / "launch" / "task.sh").read_text()
 
 
