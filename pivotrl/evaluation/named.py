@@ -1,9 +1,12 @@
-"""Which suites an evaluation has. Imports no torch, so that a login node can check a recipe."""
+"""Which suites an evaluation has, and where their scores lie. Imports no torch, so that a login node can check a recipe and write tables."""
 
 from __future__ import annotations
 
 from pivotrl.config.schema import EvalConfig
 from pivotrl.errors import UserError
+
+UNITS = "units"
+"""Directory below eval/ with one file SUITE-CHECKPOINT.json per suite and checkpoint."""
 
 
 def check_suites(config: EvalConfig) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation import suites
+from pivotrl.evaluation.named import UNITS as UNITS
 from pivotrl.evaluation.named import check_suites
 from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
 from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
@@ -26,7 +27,7 @@ from pivotrl.worlds.protocol import TaskSplit
 from pivotrl.worlds.registry import scripted_world
 from pivotrl.worlds.skills import SUITES
 
-SCORES, SAMPLES, UNITS = "scores.json", "samples.jsonl", "units"
+SCORES, SAMPLES = "scores.json", "samples.jsonl"
 REFERENCE, TRAINED = "reference", "trained"
 _SINGLE_TURNS = "held_out"
 # Conversations of one suite and checkpoint that are kept to be read.

@@ -64,6 +64,15 @@ def test_where_all_succeed_the_interval_is_wilsons_over_clusters() -> None:
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
 
 
+def test_single_binary_attempts_of_one_seed_have_wilsons_interval() -> None:
+    """1 of 32: the bootstrap would end at 3 of 32. A second attempt or a second seed makes it the bootstrap again."""
+    rows = tasks(**{f"t{i}": float(i == 0) for i in range(32)})
+    expected = stats.binomtest(1, 32).proportion_ci(method="wilson")
+    interval = known(score({0: rows}, DRAWS)).interval()
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+    assert known(score({0: rows, 1: rows}, DRAWS)).interval().low == 0.0
+
+
 def test_a_change_pairs_tasks_within_seeds() -> None:
     """b is only before, d only after: neither counts. The tasks' own difficulty cancels, so the interval is narrower than the unpaired one."""
     before = {0: tasks(a=0.0, b=1.0, c=0.5), 1: tasks(a=0.25, c=1.0)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,11 @@ def test_a_wrong_specification_is_one_line(spec: dict[str, Any], parts: list[str
     for part in parts:
         assert part in line
     assert not (tmp_path / "out").exists()
+
+
+def test_tables_need_no_torch() -> None:
+    code = "import pivotrl.verbs.tables, sys; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
 
 
 def test_text_cannot_break_out_of_a_format() -> None:

@@ -106,7 +106,8 @@ class Resampling:
 def score(seeds: Seeds, resampling: Resampling) -> Estimate | None:
     """Mean over tasks (each the mean of its attempts) and seeds; None where there is no result.
 
-    Where every score is 0, or every one 1, no resample varies: Wilson's interval then, one observation per cluster of tasks.
+    Where every score is 0, or every one 1, no resample varies: Wilson's interval then, one observation per cluster of tasks. So too where one
+    seed tried every task once with 0 or 1 and no two tasks share a cluster, as the eval stage does.
     """
     rows = [(seed, one) for seed, tasks in seeds.items() if not isinstance(tasks, Total) for one in tasks]
     if not rows:
@@ -114,8 +115,9 @@ def score(seeds: Seeds, resampling: Resampling) -> Estimate | None:
     clusters = {one.cluster for _, one in rows}
     value = math.fsum(one.mean for _, one in rows) / len(rows)
     draws_R = _hierarchical_means([(seed, one.cluster, one.mean) for seed, one in rows], resampling)
+    is_share = len(clusters) == len(rows) and all(one.mean in (0.0, 1.0) and one.num_attempts == 1 for _, one in rows)
     bounds = None
-    if value in (0.0, 1.0):
+    if value in (0.0, 1.0) or (is_share and len(seeds) == 1):
         wilson = wilson_interval(round(value * len(clusters)), len(clusters))
         bounds = (wilson.low, wilson.high)
     return Estimate(value, draws_R, sum(one.num_attempts for _, one in rows), len({one.task for _, one in rows}), len(seeds), bounds=bounds)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pivotrl.config.tables import DomainTable, FileSource, RunSource, TablesConfig
 from pivotrl.errors import UserError
-from pivotrl.evaluation.runner import UNITS
+from pivotrl.evaluation.named import UNITS
 from pivotrl.evaluation.tables.estimates import Seeds, TaskScore, Total
 from pivotrl.evaluation.tables.harness import TaskAttempt, read_harness
 from pivotrl.identity import file_id
