@@ -46,7 +46,7 @@ def even(body: dict[str, Any]) -> Reply:
 
 
 def profile(run: Path, server: JudgeServer, *, max_infra_frac: float = 0.05) -> dict[str, Any]:
-    renderer = CharacterRenderer()
+    renderer: Any = CharacterRenderer()
     judge = JudgeVerifier(judge_config(max_attempts=1, give_up_after=4), endpoint=server.url, api_key=None, cache_dir=run / "judge_cache")
     config = ProfileConfig(num_samples=K, unit_candidates=3, max_infra_frac=max_infra_frac, max_resamples=1)
     return run_profile(
@@ -89,7 +89,7 @@ def test_a_profile_whose_judge_goes_down_stops_and_resumes_to_the_same_bytes(tmp
     with judge_server(dies) as server:
         with pytest.raises(InfraLimitError, match=r"verdicts of .*profile .*run the same command to resume"):
             profile(run, server)
-        units = sorted(path.name for path in (run / "profile" / "units").iterdir())
+        units = sorted(path.name for path in (run / "profile" / "units").glob("*.jsonl"))
         assert units == [f"{number:06d}.jsonl" for number in range(len(units))]
         assert 0 < len(units) < 3
         assert not Stage.is_done(run, "profile")
