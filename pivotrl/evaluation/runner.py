@@ -25,7 +25,6 @@ from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
 from pivotrl.worlds.protocol import TaskSplit
 from pivotrl.worlds.registry import scripted_world
-from pivotrl.worlds.skills import SUITES
 
 SCORES, SAMPLES = "scores.json", "samples.jsonl"
 REFERENCE, TRAINED = "reference", "trained"
@@ -115,8 +114,8 @@ def _scored(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_in
             )
         case SkillsSuite():
             assert inputs.world is not None, "the schema demands a world section"
-            questions = SUITES[inputs.world.skills]
-            return suites.skills(policy, questions, num_examples=suite.num_examples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN)
+            name = inputs.world.skills
+            return suites.skills(policy, name, num_examples=suite.num_examples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN)
 
 
 def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, Any]:

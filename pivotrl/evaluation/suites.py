@@ -17,7 +17,7 @@ from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
 from pivotrl.training.groups import check_infra
 from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, VerdictKind
 from pivotrl.worlds.protocol import Episode, World, WorldTask
-from pivotrl.worlds.skills import SkillQuestion, SkillSet, draw_questions, is_right
+from pivotrl.worlds.skills import SkillQuestion, exam_questions, is_right
 
 type Truncated = Literal["zero", "exclude", "mask"]
 
@@ -127,9 +127,9 @@ def world_success[TaskT: WorldTask](
     return SuiteScores(tuple(items), tuple(samples))
 
 
-def skills(policy: LocalSampler, asked: SkillSet, *, num_examples: int, limits: Limits, run_seed: int, num_shown: int) -> SuiteScores:
+def skills(policy: LocalSampler, suite: str, *, num_examples: int, limits: Limits, run_seed: int, num_shown: int) -> SuiteScores:
     """Greedy, exact accuracy on the out-of-domain skills; facets are the skills."""
-    questions = draw_questions(num_examples, random.Random(derive_seed(run_seed, "eval", "skills")), asked)
+    questions = exam_questions(suite, num_examples, random.Random(derive_seed(run_seed, "eval", "skills")))
     states = [State((Message(Role.USER, question.question),), (), ToolOrigin.NONE) for question in questions]
     requests = [GenerationRequest(policy.renderer.render_prompt(state), (0,), 0.0, limits.max_new_tokens) for state in states]
     actions = [policy.renderer.parse(completions[0].token_ids) for completions in policy.engine.generate(requests)]

@@ -116,6 +116,12 @@ def draw_questions(num_questions: int, rng: random.Random, skills: SkillSet = SK
     return tuple(SkillQuestion(name, *skills[name](rng)) for name in (names[i % len(names)] for i in range(num_questions)))
 
 
+def exam_questions(suite: str, num_questions: int, rng: random.Random) -> tuple[SkillQuestion, ...]:
+    """The questions of an evaluation. Each counts once, so there may be fewer than asked for; the quickstart's repeat, as its stated numbers do."""
+    questions = draw_questions(num_questions, rng, SUITES[suite])
+    return questions if suite == "quickstart" else tuple(dict.fromkeys(questions))
+
+
 def is_right(question: SkillQuestion, answer: str) -> bool:
     """Exact equality up to spaces around the answer."""
     return answer.strip() == question.answer

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-_WORDS = ("cat", "dog", "sun", "tree", "fish", "moon", "star", "rain", "hill", "lamp", "milk", "road")
+_WORDS = ("cat", "dog", "sun", "tree", "fish", "moon", "star", "rain")
 _FORMATS: Mapping[str, Callable[[str, str], str]] = MappingProxyType(
     {
         "in brackets": lambda first, second: f"[{first}] [{second}]",
@@ -53,38 +53,40 @@ def _format(rng: random.Random) -> tuple[str, str]:
 
 
 def _arithmetic(rng: random.Random) -> tuple[str, str]:
-    a, b, sign = rng.randint(2, 12), rng.randint(2, 9), rng.choice("+-*")
+    sign = rng.choice("+-*")
+    a, b = (rng.randint(2, 5), rng.randint(2, 5)) if sign == "*" else (rng.randint(2, 12), rng.randint(1, 7))
     return f"{a} {sign} {b} =", str({"+": a + b, "-": a - b, "*": a * b}[sign])
 
 
 def _sequence(rng: random.Random) -> tuple[str, str]:
-    """Arithmetic, geometric, square and Fibonacci-like sequences; the rule has to be seen."""
-    first, step = rng.randint(1, 9), rng.randint(2, 4)
-    kind = rng.randrange(4)
+    """Arithmetic, doubling, square and Fibonacci-like sequences; the rule has to be seen."""
+    first, step, kind = rng.randint(1, 9), rng.randint(2, 4), rng.randrange(4)
     if kind == 0:
         terms = [first + step * index for index in range(5)]
     elif kind == 1:
-        terms = [first * step**index for index in range(5)]
+        terms = [first * 2**index for index in range(5)]
     elif kind == 2:
         terms = [(first + index) ** 2 for index in range(5)]
     else:
-        terms = [first, step]
-        while len(terms) < 5:
-            terms.append(terms[-1] + terms[-2])
+        terms = [first, step, first + step, first + 2 * step, 2 * first + 3 * step]
     return " ".join(map(str, terms[:4])) + " then?", str(terms[4])
 
 
 def _trace(rng: random.Random) -> tuple[str, str]:
-    start, change, times = rng.randint(1, 9), rng.randint(1, 4), rng.randint(2, 3)
-    sign = rng.choice("+-")
+    start, change, times, sign = rng.randint(1, 9), rng.randint(1, 3), rng.randint(2, 3), rng.choice("+-")
     value = start + times * change if sign == "+" else start - times * change
     return f"x={start}\nfor i in range({times}): x{sign}={change}\nx?", str(value)
 
 
 def _transformation(rng: random.Random) -> tuple[str, str]:
-    word, verb = "".join(rng.sample("abcdefgh", 4)), rng.choice(("Reverse", "Sort", "Double", "Shift"))
-    answer = {"Reverse": word[::-1], "Sort": "".join(sorted(word)), "Double": word + word, "Shift": word[1:] + word[0]}[verb]
-    return f"{verb} {' '.join(word)}", " ".join(answer)
+    word, verb = "".join(rng.sample("abcdef", 3)), rng.choice(("Reverse", "Double", "Shift", "Swap"))
+    answer = {
+        "Reverse": word[::-1],
+        "Double": "".join(letter * 2 for letter in word),
+        "Shift": word[1:] + word[0],
+        "Swap": word[1] + word[0] + word[2],
+    }
+    return f"{verb} {' '.join(word)}", " ".join(answer[verb])
 
 
 def _fact(rng: random.Random) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from pivotrl.worlds.skills import SKILLS, SkillQuestion, draw_questions, is_right
+from pivotrl.worlds.skills import SKILLS, SUITES, SkillQuestion, draw_questions, exam_questions, is_right
 
 
 def test_questions_take_the_skills_in_turn_and_depend_on_the_seed_alone() -> None:
@@ -46,3 +46,32 @@ def test_only_the_answer_is_right() -> None:
     question = SkillQuestion("arithmetic", "2 + 2 =", "4")
     assert is_right(question, " 4\n")
     assert not any(is_right(question, wrong) for wrong in ("", "44", "4.0", "four", "2 + 2 = 4"))
+
+
+def test_the_broad_suite_agrees_with_python() -> None:
+    """Reads the question's text and computes the answer another way; a question has one answer, and the set is too large to be a handful."""
+    answers: dict[str, set[str]] = {}
+    for question in draw_questions(16_000, random.Random(5), SUITES["broad"]):
+        text, answer = question.question, question.answer
+        answers.setdefault(text, set()).add(answer)
+        if question.skill == "arithmetic":
+            assert str(eval(text.removesuffix(" ="))) == answer
+        elif question.skill == "trace":
+            scope: dict[str, int] = {}
+            exec(text.removesuffix("x?"), scope)
+            assert str(scope["x"]) == answer
+        elif question.skill == "transformation":
+            verb, *letters = text.split()
+            a, b, c = letters
+            assert answer.split() == {"Reverse": [c, b, a], "Double": [a, a, b, b, c, c], "Shift": [b, c, a], "Swap": [b, a, c]}[verb]
+        elif question.skill == "translation":
+            assert len(answer.split()) == 3
+    assert 1200 < len(answers) < 2500
+    assert [text for text, one in answers.items() if len(one) > 1] == []
+
+
+def test_an_exam_asks_each_question_once_but_in_the_quickstart() -> None:
+    broad = exam_questions("broad", 1600, random.Random(6))
+    assert len(set(broad)) == len(broad)
+    assert {question.skill for question in broad} == set(SUITES["broad"])
+    assert exam_questions("quickstart", 320, random.Random(6)) == draw_questions(320, random.Random(6))
