@@ -163,7 +163,7 @@ class _Reader:
             report(
                 "data-rows",
                 f"{self._num_broken:,} of {seen.num_rows:,} rows or files cannot be read; {'; '.join(self._broken)}",
-                where=self._broken[0].rsplit(": ", 1)[0],
+                where=self._broken[0].split(": ", 1)[0],
                 rule="every row is a trajectory of a known format; ingest sets the others apart and goes on",
                 fix="fetch or write the file again, name ingest.format, or leave the rows out knowingly",
             )
