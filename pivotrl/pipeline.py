@@ -260,6 +260,7 @@ def _train_alone(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.pivots.dataset import PivotStore
     from pivotrl.profiling.tasks import local_tasks
     from pivotrl.training.ahead import sampling_ahead
+    from pivotrl.training.parity import gated
     from pivotrl.training.sources import PivotSource
     from pivotrl.training.stages import run_train
     from pivotrl.training.validation import Validation
@@ -286,7 +287,8 @@ def _train_alone(loaded: LoadedRecipe, run: Path) -> None:
             limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
             validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
-        with sampling_ahead(source, config) as rounds:
+        with sampling_ahead(source, config) as ahead:
+            rounds = gated(ahead, sampler, tasks, trainer, recipe=recipe, scratch_dir=stage.path)
             run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, validation=validation)
     finally:
         sampler.engine.close()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pivotrl.config.correction import CorrectionConfig
+from pivotrl.config.parity import ParityConfig
 from pivotrl.config.reprofile import ReprofileConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
 
@@ -140,6 +141,8 @@ class TrainConfig(Section):
     """Held-out validation, or None."""
     reprofile: ReprofileConfig | None = None
     """Profile and select again with the current policy when the pivots have no more to teach, or None: one pivot set for the whole run."""
+    parity: ParityConfig | None = None
+    """Compare the engine's log-probs with the trainer's and refuse to train where they differ, or None."""
 
     @model_validator(mode="after")
     def _older_rollouts_are_corrected(self) -> TrainConfig:

@@ -88,6 +88,10 @@ class Leader:
         """`Trainer.named_tensors`; must be read to its end, because the followers read theirs to the end."""
         return self._call("named_tensors")
 
+    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        """`Trainer.layer_outputs` on every process."""
+        return self._call("layer_outputs", token_ids=token_ids)
+
     def parameter_drift(self) -> float:
         """`Trainer.parameter_drift` on every process."""
         return self._call("parameter_drift")

@@ -25,6 +25,7 @@ from pivotrl.megatron import checkpoint, hf_weights
 from pivotrl.megatron.checkpoint import CheckpointRecord
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
+from pivotrl.megatron.layer_outputs import layer_outputs
 from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
 from pivotrl.megatron.measures import StepMeasures, parameter_drift
 from pivotrl.megatron.model import LanguageModel, build_model
@@ -178,6 +179,10 @@ class Trainer:
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights by Hugging Face name, for an engine; they may share memory with the trainer and change in the next step."""
         return hf_weights.export_hf(self._policy)
+
+    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What embedding, every layer and the final norm give for one sequence, float32 [T, H] on the CPU (layer_outputs.py)."""
+        return layer_outputs(self._policy, token_ids)
 
     def parameter_drift(self) -> float:
         """Distance of the weights from those the trainer was built with, over the norm of those; reads the checkpoint again."""

@@ -51,6 +51,10 @@ class PolicyTrainer(Protocol):
         """All weights under their Hugging Face names."""
         ...
 
+    def layer_outputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
+        """Outputs [T, H] of "embedding", "layer 0" ... and "final norm" for one sequence; asked for only where engine and trainer disagree."""
+        ...
+
     def parameter_drift(self) -> float:
         """Relative distance of the weights from the reference's, in the 2-norm."""
         ...

@@ -83,6 +83,9 @@ class BanditTrainer:
         self._on_call("named_tensors")
         yield "table", self.table.detach()
 
+    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        return {"embedding": self.table.detach()[list(token_ids)]}
+
     def parameter_drift(self) -> float:
         initial = initial_table()
         return ((self.table.detach() - initial).norm() / initial.norm()).item()

@@ -1,0 +1,146 @@
+"""Why engine and trainer disagree: explanations that name one place, tried on digests and on scores.
+
+Pure but for the `rescore` it is given; called by training/parity.py once a check has failed. An explanation counts only where it removes the
+disagreement: a shift or a temperature under which every token agrees, a tensor whose digest is another tensor's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pivotrl.weights.manifest import tensor_digest
+
+# Exact in every number format, so that a scaled tensor's digest can be found again.
+_SCALES = (0.0, 0.25, 0.5, 2.0, 4.0, -1.0)
+# Below it, agreement after a shift would be chance.
+_MIN_SHIFTED_TOKENS = 8
+_STALE_FRAC = 0.5
+_TEMPERATURE_SPAN, _GRID_POINTS, _REFINEMENTS = 4.0, 17, 24
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The first place that differs.
+
+    >>> Finding("weights", "tensor 'a' differs", "push again").place
+    'weights'
+    """
+
+    place: str
+    """weights, template, shift, temperature, embedding, layer <i>, head, or engine."""
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionScores:
+    """One action's log-probs, float64 [T], as both sides give them."""
+
+    engine_T: torch.Tensor
+    trainer_T: torch.Tensor
+
+    @property
+    def differences(self) -> torch.Tensor:
+        """|trainer - engine|, [T]."""
+        return (self.trainer_T - self.engine_T).abs()
+
+
+def largest_difference(actions: Sequence[ActionScores]) -> float:
+    """Over all tokens; NaN counts as infinite."""
+    return max(float(action.differences.nan_to_num(nan=math.inf).max()) for action in actions)
+
+
+def weights_finding(
+    expected: Iterable[tuple[str, torch.Tensor]], held: Mapping[str, str], *, engine_version: int, trainer_version: int
+) -> Finding | None:
+    """The first tensor of the trainer that the engine does not hold.
+
+    Args:
+        expected: the trainer's tensors by Hugging Face name, in the engine's number format, read once; names that the engine does not have
+            must be left out, because engines may fuse tensors.
+        held: `Engine.weight_digests`.
+    """
+    digests: dict[str, str] = {}
+    wrong: dict[str, float | None] = {}
+    for name, tensor in expected:
+        digests[name] = tensor_digest(tensor)
+        if digests[name] != held[name]:
+            wrong[name] = next((scale for scale in _SCALES if tensor_digest(tensor * scale) == held[name]), None)
+    if not wrong:
+        return None
+    first, count = min(wrong), f"{len(wrong)} of {len(digests)} tensors differ"
+    if engine_version != trainer_version or len(wrong) > _STALE_FRAC * len(digests):
+        what = f"stale weights: {count}, first {first!r}; the engine states policy version {engine_version}, the trainer is at {trainer_version}"
+        return Finding("weights", what, "push the trainer's weights, and look at what the last push reported")
+    owners = {digest: name for name, digest in digests.items()}
+    for name in sorted(wrong):
+        owner = owners.get(held[name], name)
+        if owner != name:
+            return Finding("weights", f"{_swap(name, owner)} ({count})", "compare the engine's mapping of names with the checkpoint's")
+    for name, scale in sorted(wrong.items()):
+        if scale is not None:
+            kind = "wrong expert scale" if _EXPERT.match(name) else "wrong scale"
+            return Finding("weights", f"{kind}: the engine holds {scale:g} times tensor {name!r} ({count})", "look at what loads that tensor")
+    return Finding("weights", f"tensor {first!r} differs ({count})", "look at what loads that tensor")
+
+
+def _swap(name: str, owner: str) -> str:
+    here, there = _EXPERT.match(name), _EXPERT.match(owner)
+    if here and there and here[1] == there[1] and here[3] == there[3]:
+        return f"swapped experts: {here[1]} holds expert {there[2]}'s {here[3]!r} in place of expert {here[2]}'s"
+    return f"swapped tensors: {name!r} holds {owner!r}"
+
+
+def shift_finding(actions: Sequence[ActionScores], *, threshold: float) -> Finding | None:
+    """Whether the engine's list is the trainer's, one token further or one token back."""
+    long = [action for action in actions if len(action.engine_T) > 1]
+    if sum(len(action.engine_T) - 1 for action in long) < _MIN_SHIFTED_TOKENS:
+        return None
+    for offset, word in ((1, "next"), (-1, "previous")):
+        cut = slice(None, -1) if offset == 1 else slice(1, None)
+        moved = slice(1, None) if offset == 1 else slice(None, -1)
+        if max(float((action.trainer_T[moved] - action.engine_T[cut]).abs().max()) for action in long) <= threshold:
+            what = f"off by one: the log-prob that the engine reports for a token is the one of the {word} token"
+            return Finding("shift", what, "align the engine's list of log-probs with its tokens")
+    return None
+
+
+def temperature_finding(rescore: Callable[[float], Sequence[ActionScores]], *, temperature: float, threshold: float) -> Finding | None:
+    """The one temperature under which all tokens agree: a grid over a factor of 4 either way, then golden section on the mean difference.
+
+    Args:
+        rescore: the same actions with the trainer's log-probs at another temperature.
+        temperature: the recipe's, at which they disagree.
+    """
+
+    def mean_difference(log_temperature: float) -> float:
+        differences = torch.cat([action.differences for action in rescore(math.exp(log_temperature))])
+        return float(differences.mean())
+
+    span, center = math.log(_TEMPERATURE_SPAN), math.log(temperature)
+    grid = [center - span + 2 * span * i / (_GRID_POINTS - 1) for i in range(_GRID_POINTS)]
+    best = min(range(_GRID_POINTS), key=[mean_difference(point) for point in grid].__getitem__)
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID_POINTS - 1)]
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = mean_difference(left), mean_difference(right)
+    for _ in range(_REFINEMENTS):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = mean_difference(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = mean_difference(right)
+    fitted = math.exp((low + high) / 2)
+    if largest_difference(rescore(fitted)) > threshold:
+        return None
+    what = f"wrong temperature: every log-prob of the engine is that of temperature {fitted:.4g}, the recipe samples at {temperature:g}"
+    return Finding("temperature", what, "report log-probs after temperature, and pass sampling.temperature to the engine")

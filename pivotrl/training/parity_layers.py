@@ -1,0 +1,136 @@
+"""Layer by layer: the trainer's model against transformers on the weights that the trainer exports, for one sequence of tokens.
+
+Whatever the trainer's layout, the export is the whole model, so what differs is the layout or the model's code, and where it differs first
+is its place. Where both agree everywhere, the engine is the one that differs. Called by training/parity.py once a check has failed; loads a
+second copy of the model. Suffixes: T = tokens of the sequence, H = hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from pivotrl.training.batching import train_batch, train_micro_batches
+from pivotrl.training.parity_child import place_in_one_process
+from pivotrl.training.parity_findings import Finding
+from pivotrl.training.protocols import PolicyTrainer
+from pivotrl.types import TrainSample
+
+# Of the largest value of an output: sums in another order, layer after layer.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+# Settings of a mixture that no weight holds: what a router or expert layer calls them, and what they are when forgotten.
+_FORGOTTEN: Mapping[str, Callable[[Any], Any]] = {"routed_scaling_factor": lambda _value: 1.0, "norm_topk_prob": lambda value: not value}
+
+
+def layers_finding(
+    trainer: PolicyTrainer, samples: Sequence[TrainSample], folder: Path, *, temperature: float, threshold: float, layout: str, is_parallel: bool
+) -> Finding:
+    """The first of embedding, layers, final norm and head that differs; the engine where none does.
+
+    Args:
+        samples: the actions of the check, with the engine's log-probs; the longest one goes through both models.
+        folder: a scratch directory with the trainer's export as hf/.
+        layout: the trainer's layout in words.
+        is_parallel: whether it has more than one process, so that one alone is asked as well.
+    """
+    model, tolerance = load_model(folder / "hf")
+    longest = max(samples, key=lambda sample: len(sample.prompt_token_ids) + len(sample.completion_token_ids))
+    token_ids = (*longest.prompt_token_ids, *longest.completion_token_ids)
+    if difference := first_difference(trainer.layer_outputs(token_ids), model, token_ids, tolerance):
+        place, size = difference
+        what = f"the trainer ({layout}) and transformers give different outputs from the same weights, here first: by {size:.2g} of the largest value"
+        if is_parallel:
+            alone = place_in_one_process(folder, token_ids)
+            what += f"; a trainer of one process differs at {alone} too" if alone else "; a trainer of one process does not: the layout is at fault"
+        return Finding(place, what, "compare the settings of that layer with config.json, and train in the layout of one process meanwhile")
+    batches = train_micro_batches(train_batch([longest]), batching="padded", micro_batch_tokens=1, skip_zero_variance=False)
+    scored_T = trainer.token_logprobs(batches, temperature=temperature, reference=False)[0][0, len(longest.prompt_token_ids) :].cpu()
+    head = float((scored_T - _logprobs(model, longest, temperature)).abs().max())
+    if not head <= max(threshold, tolerance):
+        what = f"the trainer ({layout}) and transformers agree up to the final norm and give log-probs that differ by {head:.2g}"
+        return Finding("head", what, "compare vocab_size and tie_word_embeddings of the checkpoint's config.json with its tensors")
+    return _engine_finding(model, samples, temperature, threshold)
+
+
+def load_model(hf_dir: Path) -> tuple[PreTrainedModel, float]:
+    """The export in float32, and how far its outputs may lie from those of a trainer in the export's number format."""
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype="auto", local_files_only=True)
+    tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE[torch.bfloat16])
+    return model.float().eval(), tolerance
+
+
+def first_difference(
+    ours: Mapping[str, torch.Tensor], model: PreTrainedModel, token_ids: Sequence[int], tolerance: float
+) -> tuple[str, float] | None:
+    """The first place where outputs differ by more than `tolerance` of the largest value, and by how much."""
+    for place, theirs_T_H in transformers_outputs(model, token_ids).items():
+        difference = float((ours[place] - theirs_T_H).abs().max() / theirs_T_H.abs().max())
+        if not difference <= tolerance:
+            return place, difference
+    return None
+
+
+def transformers_outputs(model: PreTrainedModel, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Outputs float32 [T, H] under the names of `PolicyTrainer.layer_outputs`, in the order of the model."""
+    base: Any = model.base_model
+    embedding: Any = model.get_input_embeddings()
+    norm = next(module for name, module in base.named_children() if name in ("norm", "norm_f"))
+    places = [("embedding", embedding), *((f"layer {i}", layer) for i, layer in enumerate(base.layers)), ("final norm", norm)]
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(place: str) -> Callable[..., None]:
+        def hook(_module: object, _arguments: object, output: Any) -> None:
+            seen[place] = (output[0] if isinstance(output, tuple) else output)[0].float()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(place)) for place, module in places]
+    with torch.no_grad():
+        model(torch.tensor([list(token_ids)]))
+    for handle in handles:
+        handle.remove()
+    return {place: seen[place] for place, _ in places}
+
+
+def _engine_finding(model: PreTrainedModel, samples: Sequence[TrainSample], temperature: float, threshold: float) -> Finding:
+    """The trainer is right; perhaps the engine computes another, known model."""
+    for name, forget in _FORGOTTEN.items():
+        owners: list[Any] = [module for module in model.modules() if name in vars(module)]
+        if not owners:
+            continue
+        before = getattr(owners[0], name)
+        with _forgotten(owners, name, forget):
+            differences = [(_logprobs(model, s, temperature) - torch.tensor(s.behavior_logprobs_T)).abs().max() for s in samples]
+        if max(map(float, differences)) <= threshold:
+            what = f"wrong expert scale: its log-probs are those of the model with {name} {forget(before)} in place of {before}"
+            return Finding("engine", what, "look at how the engine reads that setting of config.json")
+    what = "the trainer equals transformers in every layer on the exported weights, so the engine computes something else"
+    return Finding("engine", what, "compare the engine's number format, version and kernels; a packed copy of a weight may be stale")
+
+
+@contextmanager
+def _forgotten(owners: Sequence[Any], name: str, forget: Callable[[Any], Any]) -> Iterator[None]:
+    values = [getattr(owner, name) for owner in owners]
+    for owner, value in zip(owners, values, strict=True):
+        setattr(owner, name, forget(value))
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, values, strict=True):
+            setattr(owner, name, value)
+
+
+def _logprobs(model: PreTrainedModel, sample: TrainSample, temperature: float) -> torch.Tensor:
+    """float32 [completion tokens]."""
+    ids = torch.tensor([[*sample.prompt_token_ids, *sample.completion_token_ids]])
+    with torch.no_grad():
+        logprobs_T_V = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    first = len(sample.prompt_token_ids)
+    return logprobs_T_V[first - 1 : -1].gather(1, ids[0, first:, None])[:, 0]
