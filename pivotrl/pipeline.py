@@ -307,6 +307,7 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.pivots.dataset import PivotStore
     from pivotrl.profiling.tasks import local_tasks
     from pivotrl.trajectories.store import TrajectoryStore
+    from pivotrl.verbs.diagnostics import diagnosis
 
     held_out = PivotStore.open(select_dir).held_out
     run_eval(
@@ -321,6 +322,7 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
             sampling=recipe.sampling,
             max_prompt_tokens=recipe.render.max_prompt_tokens,
             run_seed=recipe.seed,
+            diagnose=diagnosis(loaded, run, reference=reference, trained=train_dir / build.HF_DIR),
         ),
     )
 

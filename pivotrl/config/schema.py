@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pivotrl.config.diagnostics import DiagnosticsConfig
 from pivotrl.config.engines import EngineConfig, PlacementConfig, WeightSyncConfig
 from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
@@ -208,6 +209,8 @@ class EvalConfig(Section):
     """Suites to run on both checkpoints."""
     max_infra_frac: Fraction01 = 0.05
     """The stage stops where more than this share of a suite's verdicts is the infrastructure's fault."""
+    diagnostics: DiagnosticsConfig | None = None
+    """What the theory says about the trained policy, measured; None: not."""
 
 
 class Recipe(Section):

@@ -1,6 +1,6 @@
 """What the theory says about pivots and about a trained policy, measured on a run (docs/theory.md): three numbers with n and interval.
 
-Pure: log-probs under both policies in, intervals out. Suffixes: N = actions, T = tokens of one action.
+Pure but for `score_actions`, which asks a trainer for log-probs. Called by verbs/diagnostics.py. Suffixes: N = actions, T = tokens of one action.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pivotrl.pivots.statistics import Interval, cluster_bootstrap_interval
+from pivotrl.types import TrainSample
+
+if TYPE_CHECKING:
+    from pivotrl.training.protocols import PolicyTrainer
 
 # A rank correlation of two actions is 1 or -1 by chance.
 _MIN_ACTIONS = 3
@@ -42,6 +46,24 @@ def expected_signal(pass_rates: Iterable[tuple[float, Hashable]], *, seed: int) 
     """
     rows = [(math.sqrt(mu * (1 - mu)), cluster) for mu, cluster in pass_rates]
     return cluster_bootstrap_interval([signal for signal, _ in rows], [cluster for _, cluster in rows], seed=seed)
+
+
+def score_actions(
+    trainer: PolicyTrainer, actions_N: Sequence[ScoredAction], *, temperature: float, micro_batch_tokens: int
+) -> list[tuple[float, ...]]:
+    """Log-probs of every action's tokens under the trainer's policy at a temperature, in the order of the actions."""
+    from pivotrl.training.batching import train_batch, train_micro_batches
+
+    # Padded micro-batches take rows longest first; sorted the same way before, they come back in a known order.
+    order = sorted(range(len(actions_N)), key=lambda i: -len(actions_N[i].prompt_token_ids) - len(actions_N[i].token_ids))
+    samples = [TrainSample(str(i), actions_N[i].prompt_token_ids, actions_N[i].token_ids, 0.0, (0.0,) * len(actions_N[i].token_ids)) for i in order]
+    batches = train_micro_batches(train_batch(samples), batching="padded", micro_batch_tokens=micro_batch_tokens, skip_zero_variance=False)
+    rows = [row for found in trainer.token_logprobs(batches, temperature=temperature, reference=False) for row in found.tolist()]
+    scores: dict[int, tuple[float, ...]] = {}
+    for i, row in zip(order, rows, strict=True):
+        start = len(actions_N[i].prompt_token_ids)
+        scores[i] = tuple(row[start : start + len(actions_N[i].token_ids)])
+    return [scores[i] for i in range(len(actions_N))]
 
 
 def order_preservation(

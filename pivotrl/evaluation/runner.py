@@ -26,7 +26,7 @@ from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
 from pivotrl.worlds.protocol import TaskSplit
 from pivotrl.worlds.registry import scripted_world
 
-SCORES, SAMPLES = "scores.json", "samples.jsonl"
+SCORES, SAMPLES, DIAGNOSTICS = "scores.json", "samples.jsonl", "diagnostics.json"
 REFERENCE, TRAINED = "reference", "trained"
 _SINGLE_TURNS = "held_out"
 # Conversations of one suite and checkpoint that are kept to be read.
@@ -48,6 +48,8 @@ class EvalInputs:
     sampling: SamplingConfig
     max_prompt_tokens: int
     run_seed: int
+    diagnose: Callable[[], Mapping[str, Any]] | None = None
+    """Measures what the theory says, after the suites; None: not."""
 
 
 def run_eval(stage: Stage, config: EvalConfig, inputs: EvalInputs) -> dict[str, Any]:
@@ -131,6 +133,11 @@ def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, 
         ],
         "turns": sum(item.num_turns for scored in items.values() for item in scored),
     }
+    if inputs.diagnose is not None:
+        done = stage.path / UNITS / DIAGNOSTICS
+        if not done.exists():
+            write_json(done, inputs.diagnose())
+        scores["diagnostics"] = read_json(done)
     write_jsonl(stage.path / SAMPLES, samples)
     write_json(stage.path / SCORES, scores)
     return scores

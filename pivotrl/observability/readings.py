@@ -121,6 +121,8 @@ class Readings:
     scores: tuple[Score, ...]
     differences: tuple[Difference, ...]
     eval_turns: int | None
+    diagnostics: Fields
+    """What the theory says, as the eval stage measured it; without keys where it did not."""
     judging: tuple[Judging, ...]
     """Stages that asked a judge."""
 
@@ -150,6 +152,7 @@ def read_run(run: Path) -> Readings:
         scores=tuple(_read_scores(scores)),
         differences=tuple(_read_differences(scores)),
         eval_turns=scores.count("turns"),
+        diagnostics=scores.child("diagnostics"),
         judging=tuple(_read_judging(run)),
     )
 

@@ -71,6 +71,7 @@ def _context(readings: Readings) -> dict[str, Any]:
         "stages": readings.stages,
         "tiles": _tiles(readings, headlines, cost),
         "headlines": headlines,
+        "diagnostics": sections.diagnostics(readings.diagnostics),
         "funnel": sections.funnel(readings),
         "pass_rates": _marked(pass_rate_panel(readings)),
         "profile_rates": _profile_rates(readings),

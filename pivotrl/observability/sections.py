@@ -162,6 +162,20 @@ def selection_tables(selection: Fields) -> list[SelectionTable]:
     return [_selection_table(title, groups, by_reason) for title, groups in (("By domain", by_domain), ("By turn depth", by_depth)) if groups]
 
 
+def diagnostics(measured: Fields) -> list[tuple[str, Interval]]:
+    """What the theory says about pivots and policy: words and number. Empty where it was not measured."""
+    order, kl = measured.child("order"), measured.child("kl")
+    rows = (
+        ("Expected signal sqrt(mu (1 - mu)), pivots", measured.child("signal_pivots")),
+        ("Expected signal sqrt(mu (1 - mu)), all usable turns", measured.child("signal_turns")),
+        ("Rank correlation of log pi_0 and log pi, actions outside M", order.child("outside")),
+        ("Rank correlation of log pi_0 and log pi, actions in M", order.child("inside")),
+        ("KL(pi || pi_0) out of domain, nats per answer (k1)", kl.child("k1")),
+        ("KL(pi || pi_0) out of domain, nats per answer (k3)", kl.child("k3")),
+    )
+    return [(label, interval) for label, fields in rows if (interval := fields.interval()) is not None]
+
+
 def manifests(readings: Readings) -> list[ManifestRow]:
     """One row per stage in order, those that were not run included."""
     return [

@@ -1,12 +1,16 @@
-"""The theory's diagnostics against hand-worked orders and an enumerated KL."""
+"""The theory's diagnostics against policies whose numbers are known: a bigram table, hand-worked orders, an enumerated KL."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import pytest
+import torch
+from fakes.bandit import BanditTrainer
 
-from pivotrl.evaluation.diagnostics import ScoredAction, expected_signal, kl_to_reference, order_preservation
+from pivotrl.evaluation.diagnostics import ScoredAction, expected_signal, kl_to_reference, order_preservation, score_actions
+from pivotrl.training.protocols import PolicyTrainer
 
 
 def action(prompt: str, token: int, *, accepted: bool = False, cluster: str | None = None) -> ScoredAction:
@@ -19,6 +23,25 @@ def test_expected_signal_is_the_mean_of_the_stds() -> None:
     assert (found.value, found.n) == (pytest.approx(0.9 / 4), 4)
     assert found.low <= found.value <= found.high
     assert math.isnan(expected_signal([], seed=1).value)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 7, 100])
+def test_actions_are_scored_in_their_order(micro_batch_tokens: int) -> None:
+    """Each token given the one before it, at temperature 0.7, whatever the micro-batches and the lengths."""
+    trainer = BanditTrainer()
+    actions = [
+        ScoredAction("a", "a", (2, 4), (5, 1), False),
+        ScoredAction("b", "b", (2, 3, 6), (7,), False),
+        ScoredAction("c", "c", (2,), (8, 9, 10, 1), True),
+        ScoredAction("d", "d", (2, 5), (5, 1), False),
+    ]
+    found = score_actions(cast(PolicyTrainer, trainer), actions, temperature=0.7, micro_batch_tokens=micro_batch_tokens)
+    table = torch.log_softmax(trainer.table.detach() / 0.7, dim=-1)
+    for one, logprobs_T in zip(actions, found, strict=True):
+        tokens = (*one.prompt_token_ids, *one.token_ids)
+        start = len(one.prompt_token_ids)
+        expected = [table[tokens[i - 1], tokens[i]].item() for i in range(start, len(tokens))]
+        assert logprobs_T == pytest.approx(expected, abs=1e-6)
 
 
 def test_order_is_compared_outside_m_and_inside_it_apart() -> None:

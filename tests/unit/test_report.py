@@ -19,7 +19,7 @@ from pivotrl.observability.charts import Bar, Series, histogram, line_chart, nic
 from pivotrl.observability.conversation import step_examples, visible
 from pivotrl.observability.readings import Judging, read_run
 from pivotrl.observability.report import write_report
-from pivotrl.rundir import Stage, write_json, write_jsonl
+from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -83,6 +83,20 @@ def test_the_change_on_single_turns_is_split_into_format_and_decision(page: Page
     text = page.text["result"]
     for figure in ("format gain +0.080", "[+0.030, +0.120]", "decision gain +0.300", "[+0.220, +0.390]", "87.5 %", "99.0 %", "At 2 candidates"):
         assert figure in text
+
+
+def test_the_theorys_numbers_are_shown_where_they_were_measured(page: Page, tmp_path: Path) -> None:
+    assert "What the theory says" not in page.text["result"]
+    write_whole_run(tmp_path)
+    file = tmp_path / "eval" / "scores.json"
+    signal, outside = {"value": 0.375, "low": 0.25, "high": 0.5, "n": 7}, {"value": 0.93, "low": 0.8, "high": 1.0, "n": 4}
+    absent = {"value": None, "low": None, "high": None, "n": 0}
+    measured = {"signal_pivots": signal, "order": {"outside": outside, "inside": absent, "num_actions": 19}}
+    write_json(file, {**read_json(file), "diagnostics": measured})
+    text = Page(write_report(tmp_path, tmp_path / "report").read_text()).text["result"]
+    assert re.search(r"signal sqrt\(mu \(1 - mu\)\), pivots\s*0\.375\s*\[0\.250, 0\.500\]\s*7", text)
+    assert re.search(r"outside M\s*0\.930\s*\[0\.800, 1\.000\]\s*4", text)
+    assert "actions in M" not in text
 
 
 def test_funnel_narrows_as_the_run_did(page: Page, whole_run: Path) -> None:
