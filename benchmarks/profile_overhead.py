@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     seconds = {"generate": 0.0, "close": 0.0}
     first_s = num_tokens = 0.0
 
