@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pivotrl import build, pipeline
 from pivotrl.profiling.measure import Measured, Measurer
@@ -53,12 +54,12 @@ def main() -> None:
     start_engine, measure = build.engine, Measurer.measure
     build.engine = lambda *words, **settings: clocked(start_engine(*words, **settings))
 
-    def timed_measure(self: Measurer, candidates: Sequence[Candidate]) -> list[Measured]:
+    def timed_measure(self: Measurer, candidates: Sequence[Candidate], *settings: Any) -> list[Measured]:
         nonlocal first_s
         first_s = first_s or time.perf_counter()
-        return measure(self, candidates)
+        return measure(self, candidates, *settings)
 
-    Measurer.measure = timed_measure
+    Measurer.measure = timed_measure  # pyright: ignore[reportAttributeAccessIssue]
     loaded = pipeline.load(arguments.recipe, arguments.overrides)
     for stage in ("ingest", *(["sft"] if loaded.recipe.sft is not None else []), "profile"):
         pipeline.run_stage(stage, loaded, arguments.run)

@@ -128,14 +128,11 @@ def test_a_replica_killed_during_a_hand_over_is_rebuilt_from_it(pool: EnginePool
 def test_weights_are_broadcast_and_a_lost_replica_waits_for_the_next_hand_over(tmp_path: Path, checkpoint: Path) -> None:
     """Over gloo, where a GPU has NCCL: two engines in threads, small buckets; then one leaves and the group is made anew."""
     launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=60, bucket_bytes=20_000, transfer="nccl", max_retries=0)
-    engines: list[TransformersEngine] = []
-
-    def build(start: Mapping[str, Any]) -> TransformersEngine:
-        engines.append(TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD))
-        return engines[-1]
-
-    for _ in range(2):
-        Neighbour(tmp_path / "engines", build)
+    # Loaded one after the other: transformers' loading is not made for threads.
+    engines = [TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD) for _ in range(2)]
+    unused = list(engines)
+    for _ in engines:
+        Neighbour(tmp_path / "engines", lambda start: unused.pop())
     pool = EnginePool(launcher, BroadcastStore("127.0.0.1"), placement, {})
     for version in (1, 2):
         model = tiny_llama(seed=version)
