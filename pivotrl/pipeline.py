@@ -13,7 +13,7 @@ from typing import Any
 
 from pivotrl import build
 from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
-from pivotrl.config.schema import GgufModel, IngestConfig, ScratchModel
+from pivotrl.config.schema import GgufModel, IngestConfig, MegatronModel, ScratchModel
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
@@ -70,7 +70,7 @@ def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
     """The stages outside the contract that a stage needs: the world's files, and the model that training starts from."""
     starts_model = name == "sft" or (name == "profile" and loaded.recipe.sft is None)
     prepared = ["world"] if loaded.recipe.world is not None and (name == "ingest" or starts_model) else []
-    if starts_model and isinstance(loaded.recipe.model, ScratchModel | GgufModel):
+    if starts_model and isinstance(loaded.recipe.model, ScratchModel | GgufModel | MegatronModel):
         prepared.append("model")
     return prepared
 
@@ -143,6 +143,15 @@ def _model(loaded: LoadedRecipe, run: Path) -> None:
         from pivotrl.megatron.hf_checkpoint import init_hf_checkpoint
 
         init_hf_checkpoint(model, tokenizer_dir=run / "world" / "tokenizer", out_dir=stage.path / build.HF_DIR, seed=loaded.recipe.seed)
+    elif isinstance(model, MegatronModel):
+        from pivotrl.weights import megatron_form
+
+        source, description = (None if path is None else loaded.expand(path, run) for path in (model.path, model.hf_path))
+        assert source is not None
+        stage = open_stage(loaded, run, "model", ["model"], megatron_form.inputs(source, description))
+        if stage is None:
+            return
+        megatron_form.convert(source, description, stage.path / build.HF_DIR)
     else:
         assert isinstance(model, GgufModel)
         from pivotrl.weights.gguf import convert_gguf, find_gguf

@@ -82,7 +82,17 @@ class GgufModel(Section):
     """Name of the .gguf file inside the package."""
 
 
-type ModelConfig = Annotated[ScratchModel | HuggingFaceModel | GgufModel, Field(discriminator="type")]
+class MegatronModel(Section):
+    """Weights in megatron-core's torch_dist form, as a Megatron SFT run leaves them, converted once to Hugging Face form under the run directory."""
+
+    type: Literal["megatron"]
+    path: str
+    """The directory of `pivotrl convert --to megatron`, or weights alone: the one that holds metadata.json. `{recipe}` and `{run}` are replaced."""
+    hf_path: str | None = None
+    """Hugging Face directory of the same architecture (config.json, tokenizer files) that describes weights alone; None: `path` has its own."""
+
+
+type ModelConfig = Annotated[ScratchModel | HuggingFaceModel | GgufModel | MegatronModel, Field(discriminator="type")]
 
 
 class IngestConfig(Section):

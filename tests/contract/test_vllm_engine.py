@@ -5,16 +5,18 @@ Runs after the engine contract in a full run, so it also shows that a second eng
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, save_tiny_llama, tiny_mixture
+from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, save_tiny_llama, tiny_llama, tiny_mixture
 from safetensors.torch import load_file
 
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
+from pivotrl.megatron.conversion import Request, convert
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.vllm import VllmEngine, checkpoint_census
 
@@ -64,6 +66,27 @@ def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path)
     engine.close()
     assert dist.is_initialized()
     dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.slow
+def test_vllm_loads_what_convert_wrote(tmp_path: Path) -> None:
+    """Through megatron-core and back into several shards with an index: vLLM's greedy tokens and log-probs are those of the model that was saved."""
+    source = save_tiny_llama(tmp_path / "source", tied=False)
+    convert(Request(source, tmp_path / "megatron", "megatron", verify=False, config_dir=None, max_shard_bytes=10**9))
+    convert(Request(tmp_path / "megatron", tmp_path / "back", "hf", verify=False, config_dir=None, max_shard_bytes=60_000))
+    assert len(list((tmp_path / "back").glob("model-*-of-*.safetensors"))) > 1
+    assert (tmp_path / "back" / "model.safetensors.index.json").exists()
+    engine = VllmEngine.load(tmp_path / "back", CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
+    model = tiny_llama(tied=False)
+    for request in (replace(request, seeds=(11,), temperature=0.0) for request in REQUESTS):
+        ((sample,),) = engine.generate([request])
+        tokens = [*request.prompt_token_ids, *sample.token_ids]
+        with torch.no_grad():
+            logits_T_V = model(torch.tensor([tokens])).logits[0, len(request.prompt_token_ids) - 1 : -1]
+        assert logits_T_V.argmax(dim=1).tolist() == list(sample.token_ids)
+        expected = logits_T_V.log_softmax(dim=1).amax(dim=1)
+        assert (torch.tensor(sample.logprobs) - expected).abs().max() < 1e-4
+    engine.close()
 
 
 @pytest.mark.parametrize("tied", [True, False])
