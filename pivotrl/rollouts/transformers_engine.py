@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.errors import UserError
+from pivotrl.rollouts.checkpoint_names import checkpoint_views
 from pivotrl.rollouts.decoding import BufferCache, PromptRows, Row, plan_batches, sample_tokens
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.types import Completion
@@ -102,14 +103,15 @@ class TransformersEngine:
         return [tuple(completion for completion in samples if completion is not None) for samples in results]
 
     def weight_census(self) -> WeightCensus:
-        """Names, shapes and types that `load_weights` demands."""
+        """Names, shapes and types that `load_weights` demands: the checkpoint's."""
         tied = dict(self._model.all_tied_weights_keys)
-        specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._model.state_dict().items() if name not in tied}
+        held = checkpoint_views(self._model.state_dict())
+        specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in held.items() if name not in tied}
         return WeightCensus(specs, tied)
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copies new weights into the model in place; see `Engine.load_weights`. No cache outlives a `generate`, so none is dropped."""
-        targets = self._model.state_dict()
+        targets = checkpoint_views(self._model.state_dict())
         self._is_partial = True
         with torch.no_grad():
             for name, tensor in check_stream(named_tensors, self.weight_census()):
@@ -119,7 +121,7 @@ class TransformersEngine:
 
     def weight_digests(self) -> Mapping[str, str]:
         """Digests of the model's own tensors, read back."""
-        held = self._model.state_dict()
+        held = checkpoint_views(self._model.state_dict())
         return {name: tensor_digest(held[name]) for name in self.weight_census().tensors}
 
     def close(self) -> None:

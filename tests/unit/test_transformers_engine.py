@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, named_weights, save_tiny_llama, tiny_llama
+from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, named_weights, save_tiny_llama, tiny_llama, tiny_mixture
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from pivotrl.config.engines import TransformersEngineConfig
@@ -19,6 +20,7 @@ from pivotrl.rollouts.decoding import plan_batches, sample_tokens, uniforms
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.types import Completion
+from pivotrl.weights.manifest import tensor_digest
 
 
 def build(model: LlamaForCausalLM, *, batch_size: int = 16, stop_token_ids: Sequence[int] = (STOP,)) -> TransformersEngine:
@@ -188,3 +190,19 @@ def test_a_directory_without_a_checkpoint_and_a_recurrent_model_are_the_users_er
     )
     with pytest.raises(UserError, match=r"set engine\.type to vllm"):
         TransformersEngine(Qwen3NextForCausalLM(hybrid), batch_size=1, stop_token_ids=(STOP,), pad_token_id=PAD, policy_version=0)
+
+
+def test_a_mixture_takes_experts_one_by_one(tmp_path: Path) -> None:
+    """As checkpoint files and the trainer hold them; transformers stacks them."""
+    tiny_mixture(seed=0).save_pretrained(tmp_path / "start")
+    tiny_mixture(seed=1).save_pretrained(tmp_path / "new")
+    config = TransformersEngineConfig(type="transformers", batch_size=8)
+    engine = TransformersEngine.load(tmp_path / "start", config, stop_token_ids=(STOP,), pad_token_id=PAD)
+    new = load_file(tmp_path / "new" / "model.safetensors")
+    assert engine.weight_census().tensors.keys() == new.keys()
+    engine.load_weights(new.items(), 1)
+    assert engine.weight_digests() == {name: tensor_digest(tensor) for name, tensor in new.items()}
+    for request, samples in zip(requests_of([5, 12]), engine.generate(requests_of([5, 12])), strict=True):
+        for sample in samples:
+            expected = forward_logprobs(tiny_mixture(seed=1), request.prompt_token_ids, sample.token_ids, temperature=0.9)
+            assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)

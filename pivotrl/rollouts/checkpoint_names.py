@@ -1,0 +1,31 @@
+"""A transformers model's tensors under the names of its checkpoint, which are also the trainer's: stacked experts one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+
+# transformers 5 stacks a mixture's experts, [experts, rows, columns], and gate and up projection below each other; checkpoints keep them apart.
+_STACKED = re.compile(r"(?P<experts>.*\.experts)\.(?P<part>gate_up_proj|up_proj|down_proj)")
+
+
+def checkpoint_views(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Checkpoint name -> view into the model's own memory, so that copying into it changes the model.
+
+    >>> sorted(checkpoint_views({"mlp.experts.gate_up_proj": torch.zeros(1, 4, 3), "norm": torch.zeros(3)}))
+    ['mlp.experts.0.gate_proj.weight', 'mlp.experts.0.up_proj.weight', 'norm']
+    """
+    return {checkpoint_name: view for name, tensor in state.items() for checkpoint_name, view in _views(name, tensor)}
+
+
+def _views(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    stacked = _STACKED.fullmatch(name)
+    if stacked is None or tensor.dim() != 3:
+        yield name, tensor
+        return
+    parts = ("gate_proj", "up_proj") if stacked["part"] == "gate_up_proj" else (stacked["part"],)
+    for expert, matrix in enumerate(tensor):
+        for part, view in zip(parts, matrix.chunk(len(parts)), strict=True):
+            yield f"{stacked['experts']}.{expert}.{part}.weight", view
