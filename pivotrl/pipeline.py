@@ -51,7 +51,8 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
 
 def run_all(loaded: LoadedRecipe, run: Path) -> None:
     """Runs every stage of the recipe in order and prints the final table."""
-    names = ["ingest", *(["sft"] if loaded.recipe.sft is not None else []), "profile", "select", "train", "eval", "report"]
+    pivots = [] if loaded.recipe.train.episodes is not None else ["profile", "select"]
+    names = ["ingest", *(["sft"] if loaded.recipe.sft is not None else []), *pivots, "train", "eval", "report"]
     for name in names:
         run_stage(name, loaded, run)
     from pivotrl.evaluation.summary import final_table
@@ -68,7 +69,8 @@ def prepare(name: str, loaded: LoadedRecipe, run: Path) -> None:
 
 def _preparing(loaded: LoadedRecipe, name: str) -> list[str]:
     """The stages outside the contract that a stage needs: the world's files, and the model that training starts from."""
-    starts_model = name == "sft" or (name == "profile" and loaded.recipe.sft is None)
+    first = "profile" if loaded.recipe.train.episodes is None else "train"
+    starts_model = name == "sft" or (name == first and loaded.recipe.sft is None)
     prepared = ["world"] if loaded.recipe.world is not None and (name == "ingest" or starts_model) else []
     if starts_model and isinstance(loaded.recipe.model, ScratchModel | GgufModel | MegatronModel):
         prepared.append("model")
@@ -251,63 +253,19 @@ def _select(loaded: LoadedRecipe, run: Path) -> None:
 
 
 def _train(loaded: LoadedRecipe, run: Path) -> None:
-    from pivotrl.verbs.reprofile import training_alone
+    from pivotrl.verbs.train import run_train_stage
 
-    Stage.require(run, "select")
-    with training_alone(run):
-        _train_alone(loaded, run)
-
-
-def _train_alone(loaded: LoadedRecipe, run: Path) -> None:
-    recipe, config = loaded.recipe, loaded.recipe.train
-    select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
-    inputs = {"select": output_hash(select_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
-    stage = open_stage(loaded, run, "train", ["train", "render", "engine", "sampling", "verifier", "num_threads"], inputs)
-    if stage is None:
-        return
-    build.set_threads(loaded)
-    from pivotrl.pivots.dataset import PivotStore
-    from pivotrl.profiling.tasks import local_tasks
-    from pivotrl.training.ahead import sampling_ahead
-    from pivotrl.training.parity import gated
-    from pivotrl.training.sources import PivotSource
-    from pivotrl.training.stages import run_train
-    from pivotrl.training.validation import Validation
-    from pivotrl.trajectories.store import TrajectoryStore
-    from pivotrl.verbs.reprofile import pivot_sets
-
-    pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
-    sampler = build.sampler(loaded, run, reference)
-    try:
-        tasks = local_tasks(pivots.pivots, trajectories)
-        source = PivotSource(
-            sampler,
-            tasks,
-            config=config,
-            sampling=recipe.sampling,
-            decode=sampler.renderer.decode,
-            seed=recipe.seed,
-            weight_sync=recipe.weight_sync,
-            sets=pivot_sets(loaded, run, sampler, tasks) if config.max_policy_age == 0 else None,
-        )
-        held_out = local_tasks(pivots.held_out, trajectories)
-        validation = None
-        if config.validation is not None:
-            limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
-            validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
-        trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
-        with sampling_ahead(source, config) as ahead:
-            rounds = gated(ahead, sampler, tasks, trainer, recipe=recipe, scratch_dir=stage.path)
-            run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, validation=validation)
-    finally:
-        sampler.engine.close()
+    run_train_stage(loaded, run)
 
 
 def _eval(loaded: LoadedRecipe, run: Path) -> None:
     recipe = loaded.recipe
-    train_dir, select_dir, ingest_dir = (Stage.require(run, name) for name in ("train", "select", "ingest"))
-    reference = build.reference_checkpoint(loaded, run)
-    inputs = {"train": output_hash(train_dir), "select": output_hash(select_dir), "reference": checkpoint_hash(reference)}
+    train_dir, reference = Stage.require(run, "train"), build.reference_checkpoint(loaded, run)
+    inputs = {"train": output_hash(train_dir), "reference": checkpoint_hash(reference)}
+    # End-to-end RL has no profile, and so no held-out turns.
+    select_dir = Stage.require(run, "select") if recipe.train.episodes is None else None
+    if select_dir is not None:
+        inputs["select"] = output_hash(select_dir)
     stage = open_stage(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
     if stage is None:
         return
@@ -318,14 +276,14 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
     from pivotrl.trajectories.store import TrajectoryStore
     from pivotrl.verbs.diagnostics import diagnosis
 
-    held_out = PivotStore.open(select_dir).held_out
+    held_out = () if select_dir is None else PivotStore.open(select_dir).held_out
     run_eval(
         stage,
         recipe.eval,
         EvalInputs(
             checkpoints={REFERENCE: reference, TRAINED: train_dir / build.HF_DIR},
             open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint),
-            held_out=local_tasks(held_out, TrajectoryStore.open(ingest_dir)),
+            held_out=local_tasks(held_out, TrajectoryStore.open(Stage.require(run, "ingest"))),
             trajectory_of={pivot.candidate_id: pivot.trajectory_id for pivot in held_out},
             world=recipe.world,
             sampling=recipe.sampling,

@@ -276,6 +276,18 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _episodes_need_a_world(self) -> Recipe:
+        if self.train.episodes is None:
+            return self
+        if self.world is None:
+            raise ValueError("train.episodes is set but there is no `world` to play episodes in; add a `world` section, or train on pivots")
+        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
+            raise ValueError("train.episodes is set and eval.suites names held_out, whose turns come from a profile; drop that suite")
+        if self.eval.diagnostics is not None:
+            raise ValueError("train.episodes is set with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
+        return self
+
+    @model_validator(mode="after")
     def _adaptive_serves_a_rule(self) -> Recipe:
         if self.profile.adaptive is not None and not isinstance(self.select, Eq5Rule | WindowRule):
             raise ValueError(

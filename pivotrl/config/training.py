@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pivotrl.config.correction import CorrectionConfig
+from pivotrl.config.episodes import EpisodesConfig
 from pivotrl.config.parity import ParityConfig
 from pivotrl.config.reprofile import ReprofileConfig
 from pivotrl.config.section import Fraction01, PositiveInt, Section
@@ -107,9 +108,9 @@ class TrainConfig(Section):
     num_steps: PositiveInt
     """Optimizer steps."""
     pivots_per_step: PositiveInt
-    """B: pivots of one step."""
+    """B: pivots of one step; not read where `episodes` is set."""
     group_size: Annotated[int, Field(ge=2)]
-    """G: actions sampled per pivot."""
+    """G: actions sampled per pivot; episodes per task where `episodes` is set."""
     advantage: Literal["mean_std", "leave_one_out", "no_std", "leave_one_out_std"]
     """mean_std is the paper's; leave_one_out_std is the incumbent's, for compatibility."""
     aggregation: Literal["action", "token"]
@@ -143,6 +144,8 @@ class TrainConfig(Section):
     """Profile and select again with the current policy when the pivots have no more to teach, or None: one pivot set for the whole run."""
     parity: ParityConfig | None = None
     """Compare the engine's log-probs with the trainer's and refuse to train where they differ, or None."""
+    episodes: EpisodesConfig | None = None
+    """End-to-end RL on whole episodes of the recipe's world, or None: pivots."""
 
     @model_validator(mode="after")
     def _older_rollouts_are_corrected(self) -> TrainConfig:
@@ -157,4 +160,19 @@ class TrainConfig(Section):
     def _reprofiled_policy_is_current(self) -> TrainConfig:
         if self.reprofile is not None and self.max_policy_age:
             raise ValueError("reprofile is set with max_policy_age 1, but a round sampled ahead has its pivots already; set max_policy_age to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_have_no_pivots(self) -> TrainConfig:
+        if self.episodes is None:
+            return self
+        for found, is_set, why, fix in (
+            ("reprofile", self.reprofile is not None, "there is no profile to make again", "leave it out"),
+            ("validation", self.validation is not None, "held-out pivots come from a profile, which end-to-end RL does not have", "leave it out"),
+            ("parity", self.parity is not None, "the gate samples pivots", "leave it out"),
+            ("max_policy_age 1", self.max_policy_age > 0, "only pivots are sampled ahead", "set it to 0"),
+            ("batching shared_prefix", self.batching == "shared_prefix", "the turns of a task have different prompts", "set padded or packed"),
+        ):
+            if is_set:
+                raise ValueError(f"episodes is set with {found}, but {why}; {fix}")
         return self

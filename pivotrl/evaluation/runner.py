@@ -18,9 +18,10 @@ from pivotrl.evaluation import suites
 from pivotrl.evaluation.named import UNITS as UNITS
 from pivotrl.evaluation.named import check_suites
 from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
-from pivotrl.evaluation.suites import ItemScore, Limits, SuiteScores
+from pivotrl.evaluation.suites import ItemScore, SuiteScores
 from pivotrl.progress import progress_bar
 from pivotrl.rollouts.engine import EngineError
+from pivotrl.rollouts.episodes import Limits
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
 from pivotrl.worlds.protocol import TaskSplit

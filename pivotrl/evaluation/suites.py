@@ -7,16 +7,17 @@ item, sample and turn, never on the checkpoint, so two checkpoints are compared 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pivotrl.identity import content_id, derive_seed
-from pivotrl.rollouts.engine import GenerationRequest
+from pivotrl.rollouts.engine import EngineError, GenerationRequest
+from pivotrl.rollouts.episodes import EpisodeEnd, Limits, play
 from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
 from pivotrl.training.groups import check_infra
 from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, VerdictKind
-from pivotrl.worlds.protocol import Episode, World, WorldTask
+from pivotrl.worlds.protocol import World, WorldTask
 from pivotrl.worlds.skills import SkillQuestion, exam_questions, is_right
 
 type Truncated = Literal["zero", "exclude", "mask"]
@@ -56,15 +57,6 @@ class SuiteScores:
     items: tuple[ItemScore, ...]
     samples: tuple[Mapping[str, Any], ...]
     """JSON-ready: item, score, messages, and what the suite knows about the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a sampled turn of an evaluation."""
-
-    max_prompt_tokens: int
-    max_new_tokens: int
-    temperature: float
 
 
 def held_out(
@@ -115,9 +107,17 @@ def world_success[TaskT: WorldTask](
     """Multi-turn success: every episode is played to its end, all live ones generating together. Facets are the families of tasks.
 
     An episode whose prompt outgrows the limit ends there, a failure.
+
+    Raises:
+        EngineError: where the engine failed.
     """
-    episodes = [(f"{task.id}#{sample}", world.reset(task)) for task in tasks for sample in range(num_samples)]
-    _play(policy, episodes, limits=limits, run_seed=run_seed)
+    names = [f"{task.id}#{sample}" for task in tasks for sample in range(num_samples)]
+    opened = [world.reset(task) for task in tasks for _ in range(num_samples)]
+    seed_of: Callable[[int, int], int] = lambda index, turn: derive_seed(run_seed, "eval", "world", names[index], turn)  # noqa: E731
+    played = play(policy.engine, policy.renderer, opened, limits=limits, seed_of=seed_of)
+    if failures := [one.failure for one in played if one.end is EpisodeEnd.ENGINE_FAILED]:
+        raise EngineError(failures[0])
+    episodes = list(zip(names, opened, strict=True))
     families = {task.id: task.family for task in tasks}
     items = [
         ItemScore(name, episode.task_id, families[episode.task_id], float(episode.success), num_turns=episode.num_turns) for name, episode in episodes
@@ -140,21 +140,6 @@ def skills(policy: LocalSampler, suite: str, *, num_examples: int, limits: Limit
         if index < num_shown:
             samples.append(_shown(items[-1].item, score, [*state.messages, _as_message(action)], {"answer": question.answer}))
     return SuiteScores(tuple(items), tuple(samples))
-
-
-def _play(policy: LocalSampler, episodes: Sequence[tuple[str, Episode]], *, limits: Limits, run_seed: int) -> None:
-    """Takes turns until every episode is done or too long; the random numbers of a turn depend on episode and turn only."""
-    live = list(episodes)
-    while live:
-        prompts = [policy.renderer.render_prompt(episode.state()) for _, episode in live]
-        fitting = [(entry, prompt) for entry, prompt in zip(live, prompts, strict=True) if len(prompt) <= limits.max_prompt_tokens]
-        requests = [
-            GenerationRequest(prompt, (derive_seed(run_seed, "eval", "world", name, episode.num_turns),), limits.temperature, limits.max_new_tokens)
-            for (name, episode), prompt in fitting
-        ]
-        for ((_, episode), _), completions in zip(fitting, policy.engine.generate(requests), strict=True):
-            episode.act(policy.renderer.parse(completions[0].token_ids, episode.state().tools))
-        live = [entry for entry, _ in fitting if not entry[1].is_done]
 
 
 def _answers(question: SkillQuestion, action: Action) -> bool:

@@ -44,7 +44,8 @@ def final_table(run: Path) -> Table:
 
 def turns_used(run: Path) -> dict[str, int]:
     """Assistant turns sampled to make the checkpoint: profiling and training. Validation and evaluation are not in it."""
-    profile = read_json(run / "profile" / MANIFEST)["summary"]["cost"]["turns"]
+    manifest = run / "profile" / MANIFEST
+    profile = read_json(manifest)["summary"]["cost"]["turns"] if manifest.exists() else 0
     steps = [row["perf/env_turns/sum"] for row in read_jsonl(run / "train" / "metrics.jsonl") if "perf/env_turns/sum" in row]
     return {"profiling": int(profile), "training": int(max(steps, default=0))}
 

@@ -71,18 +71,19 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
     if recipe.sft is not None:
         jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, processes_per_node=processes))
-    jobs.append(
-        Job(
-            "profile",
-            "rollouts of the reference policy per candidate",
-            (_stage("profile", *local, *shard_words),),
-            num_shards=shards,
-            shards_at_once=launch.profile_shards_at_once,
+    if recipe.train.episodes is None:
+        jobs.append(
+            Job(
+                "profile",
+                "rollouts of the reference policy per candidate",
+                (_stage("profile", *local, *shard_words),),
+                num_shards=shards,
+                shards_at_once=launch.profile_shards_at_once,
+            )
         )
-    )
-    merge = (_stage("profile", *local),) if shards > 1 else ()
-    jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
-    jobs.append(Job("train", "GRPO on the pivots", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
+        merge = (_stage("profile", *local),) if shards > 1 else ()
+        jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
+    jobs.append(Job("train", "GRPO on pivots or episodes", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
     if launch.convert_to is not None:
         words = ("pivotrl", "convert", "{run}/train/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
         jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))

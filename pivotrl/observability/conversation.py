@@ -64,12 +64,12 @@ class StepExample:
 
 
 def step_examples(run: Path) -> list[StepExample]:
-    """Examples of the first, the middle and the last step in train/rollouts.jsonl; none where nothing was trained.
+    """Examples of the first, the middle and the last step in train/rollouts.jsonl; none where nothing was trained, or on whole episodes.
 
     The file is read twice, so that only the rollouts of three steps are in memory.
     """
     path, name = run / "train" / "rollouts.jsonl", "train/rollouts.jsonl"
-    steps = sorted({step for row in read_lines(path, name=name) if (step := row.count("step")) is not None})
+    steps = sorted({step for row in read_lines(path, name=name) if (step := row.count("step")) is not None and row.count("turn") is None})
     if not steps:
         return []
     wanted = sorted({steps[0], steps[len(steps) // 2], steps[-1]})

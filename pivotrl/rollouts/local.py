@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pivotrl.actions.protocol import InexpressibleAction
 from pivotrl.config.schema import SamplingConfig
@@ -41,6 +41,15 @@ class LocalTask:
     """The rendered state with the generation prompt; empty where the state cannot be rendered (such a task is never sampled)."""
     state: State
     expert_action: Action
+
+
+class Judged(Protocol):
+    """What decides whether a rollout counts: one action (`LocalRollout`) or a whole episode (training/episode_groups.py)."""
+
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def is_truncated(self) -> bool: ...
 
 
 class LocalSampler:
@@ -143,7 +152,7 @@ class LocalSampler:
         return tuple(LocalRollout(task.candidate_id, index, seed, completion, action, verdict) for index, seed in enumerate(seeds))
 
 
-def counted(rollout: LocalRollout, truncated: Literal["zero", "exclude", "mask"]) -> bool:
+def counted(rollout: Judged, truncated: Literal["zero", "exclude", "mask"]) -> bool:
     """Whether a rollout enters mean, std, pass rate, profile and loss: infra verdicts never do, truncated ones not under `exclude`.
 
     Args:
@@ -154,6 +163,6 @@ def counted(rollout: LocalRollout, truncated: Literal["zero", "exclude", "mask"]
     return not (truncated == "exclude" and rollout.is_truncated)
 
 
-def loss_weight(rollout: LocalRollout, truncated: Literal["zero", "exclude", "mask"]) -> float:
+def loss_weight(rollout: Judged, truncated: Literal["zero", "exclude", "mask"]) -> float:
     """Weight of a counted rollout in the loss: 0 for a truncated one under `mask` (overlong filtering), else 1."""
     return 0.0 if truncated == "mask" and rollout.is_truncated else 1.0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pivotrl.errors import InfraLimitError
 from pivotrl.objective.advantages import AdvantageName, group_advantages, has_zero_variance
-from pivotrl.rollouts.local import LocalTask, counted, loss_weight
+from pivotrl.rollouts.local import Judged, LocalTask, counted, loss_weight
 from pivotrl.types import LocalRollout, ParseOutcome, TrainSample, VerdictKind
 
 type Truncated = Literal["zero", "exclude", "mask"]
@@ -56,7 +56,7 @@ def counted_rollouts(rollouts_G: Sequence[LocalRollout], truncated: Truncated) -
     return tuple(rollout for rollout in rollouts_G if counted(rollout, truncated))
 
 
-def check_infra(groups: Sequence[Sequence[LocalRollout]], *, max_infra_frac: float, where: str) -> int:
+def check_infra(groups: Sequence[Sequence[Judged]], *, max_infra_frac: float, where: str) -> int:
     """Number of infra verdicts.
 
     Raises:
@@ -104,7 +104,7 @@ def rollout_metrics(groups: Sequence[Group], *, step: int) -> dict[str, float]:
     generated_tokens = sum(group.num_generated_tokens for group in groups)
     return {
         "rollout/reward/mean": math.fsum(rewards) / len(rewards),
-        "rollout/reward/std": math.fsum(_std(group.rewards) for group in kept) / len(kept),
+        "rollout/reward/std": math.fsum(reward_std(group.rewards) for group in kept) / len(kept),
         "rollout/group_zero_variance/frac": len(flat) / len(kept),
         "rollout/group_dropped/count": len(groups) - len(kept),
         "rollout/truncated/frac": share(lambda r: r.is_truncated),
@@ -134,7 +134,8 @@ def rollout_row(rollout: LocalRollout, *, step: int, text: str) -> Mapping[str, 
     }
 
 
-def _std(rewards_G: Sequence[float]) -> float:
+def reward_std(rewards_G: Sequence[float]) -> float:
+    """Population std of one group's rewards; exactly 0 where they are equal."""
     if has_zero_variance(rewards_G):
         return 0.0
     mean = math.fsum(rewards_G) / len(rewards_G)

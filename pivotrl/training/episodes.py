@@ -1,0 +1,158 @@
+"""End-to-end RL as a source: whole episodes of training tasks by the current policy, success as the reward, every sampled turn learned from.
+
+Same loop, loss, trainer and files as PivotRL (`sources.PivotSource`); only where a step's data come from differs. What a step gets is a function of
+step, seed and published weights; the one thing a checkpoint holds is the number of turns sampled so far, since episodes differ in length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pivotrl.config.engines import WeightSyncConfig
+from pivotrl.config.schema import SamplingConfig, TrainConfig
+from pivotrl.errors import UserError
+from pivotrl.identity import derive_seed
+from pivotrl.rollouts.episodes import Limits, play
+from pivotrl.rollouts.local import LocalSampler
+from pivotrl.training.batching import train_batch, train_micro_batches
+from pivotrl.training.episode_groups import EpisodeGroup, episode_metrics, judged, make_episode_group, turn_rows, turn_samples
+from pivotrl.training.groups import Truncated, check_infra
+from pivotrl.training.order import EpochOrder
+from pivotrl.training.probe import WeightProbe
+from pivotrl.training.protocols import PolicyTrainer, StepData
+from pivotrl.weights.push import push
+from pivotrl.worlds.protocol import World, WorldTask
+
+_NUM_TURNS = "num_turns"
+
+
+def training_tasks[TaskT: WorldTask](tasks: Sequence[TaskT], train_ids: frozenset[str], *, config: TrainConfig) -> list[TaskT]:
+    """The world's tasks from which pivots would come: those of the ingested training part. Needs no engine, so it comes before one.
+
+    Raises:
+        UserError: for fewer tasks than one step takes.
+    """
+    assert config.episodes is not None
+    kept = [task for task in tasks if task.id in train_ids]
+    if len(kept) < config.episodes.tasks_per_step:
+        raise UserError(
+            f"train.episodes.tasks_per_step is {config.episodes.tasks_per_step} but only {len(kept)} of the world's {len(tasks)} training tasks "
+            "are in the ingested training part",
+            rule="a step takes that many different tasks, and end-to-end RL learns from the tasks that pivots come from",
+            fix="lower it, raise world.num_train_tasks, or ingest the world's own {run}/world/expert.jsonl",
+        )
+    return kept
+
+
+class EpisodeSource[TaskT: WorldTask]:
+    """T tasks a step, G episodes each by the current policy; the advantage of an episode goes to all its turns.
+
+    Args:
+        sampler: engine and renderer; its verifier is not asked, the final state of the world is.
+        tasks: of `world`, from `training_tasks`.
+        max_prompt_tokens: an episode whose prompt outgrows it ends there, a failure.
+        seed: the run's seed; turn t of episode g of a task in step s is drawn at place ("train", s, task, g, t).
+
+    Raises:
+        UserError: where a task's first prompt is too long.
+    """
+
+    def __init__(
+        self,
+        sampler: LocalSampler,
+        world: World[TaskT],
+        tasks: Sequence[TaskT],
+        *,
+        config: TrainConfig,
+        sampling: SamplingConfig,
+        max_prompt_tokens: int,
+        seed: int,
+        weight_sync: WeightSyncConfig | None = None,
+    ) -> None:
+        assert config.episodes is not None
+        prompts = [sampler.renderer.render_prompt(world.reset(task).state()) for task in tasks]
+        for task, prompt in zip(tasks, prompts, strict=True):
+            if len(prompt) > max_prompt_tokens:
+                raise UserError(
+                    f"the first prompt of task {task.id} has {len(prompt)} tokens and render.max_prompt_tokens is {max_prompt_tokens}",
+                    rule="an episode needs room for one turn at least",
+                    fix="raise render.max_prompt_tokens",
+                )
+        self._sampler, self._world, self._tasks, self._config, self._seed = sampler, world, tuple(tasks), config, seed
+        self._truncated: Truncated = sampling.truncated
+        self._limits = Limits(max_prompt_tokens, sampling.max_new_tokens, sampling.temperature, config.episodes.max_turns, ends_at_cut=True)
+        self._order = EpochOrder(len(tasks), config.episodes.tasks_per_step, derive_seed(seed, "episodes"))
+        self._probe = WeightProbe(prompts[0], weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
+        self._num_turns = 0
+
+    def batch(self, step: int) -> StepData:
+        """Plays, scores and batches the episodes of one round.
+
+        Raises:
+            InfraLimitError: where more than train.max_infra_frac of the episodes ended by the infrastructure's fault.
+            UserError: where no task keeps two counted episodes.
+        """
+        groups = self._sample(step)
+        check_infra([group.rollouts_G for group in groups], max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
+        if all(group.is_dropped for group in groups):
+            raise UserError(
+                f"none of the {len(groups)} tasks of step {step} has two episodes that count",
+                rule="a step needs a group to compare episodes in; sampling.truncated is `exclude` and almost all were cut",
+                fix="raise sampling.max_new_tokens, or count truncated samples as `zero`",
+            )
+        self._num_turns += sum(1 for group in groups for _ in group.turns)
+        return StepData(
+            micro_batches=train_micro_batches(
+                train_batch(turn_samples(groups, self._truncated)),
+                batching=self._config.batching,
+                micro_batch_tokens=self._config.micro_batch_tokens,
+                skip_zero_variance=self._config.kl.beta == 0,
+            ),
+            metrics={**episode_metrics(groups, step=step), **self._sampler.take_cost(), "perf/env_turns/sum": self._num_turns},
+            rollout_rows=[
+                row for group in groups for rollout in group.rollouts_G for row in turn_rows(rollout, step=step, decode=self._sampler.renderer.decode)
+            ],
+            ledger_rows=[self._ledger_row(group, step) for group in groups],
+        )
+
+    def publish(self, trainer: PolicyTrainer, version: int) -> None:
+        """Hands the trainer's weights to the engine that samples, and probes that it samples from them; raises as `PivotSource.publish`."""
+        push(trainer.named_tensors(), self._sampler.engine, version)
+        self._probe.check(self._sampler.engine, trainer)
+
+    def position(self) -> dict[str, Any]:
+        """Turns sampled so far."""
+        return {_NUM_TURNS: self._num_turns}
+
+    def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
+        """Takes the number of turns back and pushes the resumed weights."""
+        self._num_turns = position[_NUM_TURNS]
+        self.publish(trainer, trainer.steps_done)
+
+    def _sample(self, step: int) -> list[EpisodeGroup]:
+        size = self._config.group_size
+        tasks = [self._tasks[i] for i in self._order.items(self._number(step))]
+        places = [(task.id, sample) for task in tasks for sample in range(size)]
+        seed_of: Callable[[int, int], int] = lambda index, turn: derive_seed(self._seed, "train", step, *places[index], turn)  # noqa: E731
+        episodes = [self._world.reset(task) for task in tasks for _ in range(size)]
+        played = play(self._sampler.engine, self._sampler.renderer, episodes, limits=self._limits, seed_of=seed_of)
+        rollouts = [judged(one, sample) for one, (_, sample) in zip(played, places, strict=True)]
+        return [
+            make_episode_group(task.id, rollouts[number * size : (number + 1) * size], method=self._config.advantage, truncated=self._truncated)
+            for number, task in enumerate(tasks)
+        ]
+
+    def _number(self, step: int) -> int:
+        """The round that starts at a step."""
+        return step // self._config.updates_per_rollout
+
+    def _ledger_row(self, group: EpisodeGroup, step: int) -> dict[str, str | int]:
+        return {
+            "step": step,
+            "task_id": group.task_id,
+            "epoch": self._order.epoch(self._number(step)),
+            "policy_version": self._sampler.engine.policy_version,
+            "num_counted": len(group.counted),
+            "num_turns": sum(1 for _ in group.turns),
+        }

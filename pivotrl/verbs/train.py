@@ -1,0 +1,115 @@
+"""The stage `train`, wired: GRPO on pivots, or on whole episodes where the recipe has `train.episodes`.
+
+The work is in pivotrl/training/. Called by pipeline.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pivotrl import build
+from pivotrl.config.load import LoadedRecipe
+from pivotrl.pipeline import checkpoint_hash, open_stage, template_hash
+from pivotrl.pivots.dataset import PivotStore
+from pivotrl.profiling.tasks import local_tasks
+from pivotrl.rollouts.local import LocalSampler
+from pivotrl.rundir import Stage, output_hash
+from pivotrl.training.ahead import sampling_ahead
+from pivotrl.training.episodes import EpisodeSource, training_tasks
+from pivotrl.training.parity import gated
+from pivotrl.training.sources import PivotSource
+from pivotrl.training.stages import run_train
+from pivotrl.training.validation import Validation
+from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
+from pivotrl.types import Split
+from pivotrl.verbs.reprofile import pivot_sets, training_alone
+from pivotrl.worlds.protocol import TaskSplit
+from pivotrl.worlds.registry import scripted_world
+
+_SECTIONS = ("train", "render", "engine", "sampling", "verifier", "num_threads")
+
+
+def run_train_stage(loaded: LoadedRecipe, run: Path) -> None:
+    """Trains to the end of the recipe; resumes an interrupted stage.
+
+    Raises:
+        UserError: where another process trains in the run, or an earlier stage has not been run.
+    """
+    is_on_episodes = loaded.recipe.train.episodes is not None
+    Stage.require(run, "ingest" if is_on_episodes else "select")
+    with training_alone(run):
+        if is_on_episodes:
+            _train_on_episodes(loaded, run)
+        else:
+            _train_on_pivots(loaded, run)
+
+
+def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
+    recipe, config = loaded.recipe, loaded.recipe.train
+    select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
+    inputs = {"select": output_hash(select_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
+    stage = open_stage(loaded, run, "train", _SECTIONS, inputs)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
+    with _open_sampler(loaded, run, reference) as sampler:
+        tasks = local_tasks(pivots.pivots, trajectories)
+        source = PivotSource(
+            sampler,
+            tasks,
+            config=config,
+            sampling=recipe.sampling,
+            decode=sampler.renderer.decode,
+            seed=recipe.seed,
+            weight_sync=recipe.weight_sync,
+            sets=pivot_sets(loaded, run, sampler, tasks) if config.max_policy_age == 0 else None,
+        )
+        held_out = local_tasks(pivots.held_out, trajectories)
+        validation = None
+        if config.validation is not None:
+            limits = {"truncated": recipe.sampling.truncated, "max_infra_frac": config.max_infra_frac}
+            validation = Validation(sampler, held_out, config.validation, **limits, seed=recipe.seed)
+        trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
+        with sampling_ahead(source, config) as ahead:
+            rounds = gated(ahead, sampler, tasks, trainer, recipe=recipe, scratch_dir=stage.path)
+            run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, validation=validation)
+
+
+def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
+    recipe, config = loaded.recipe, loaded.recipe.train
+    assert recipe.world is not None, "the schema demands a world section"
+    ingest_dir, reference = Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
+    inputs = {"ingest": output_hash(ingest_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
+    stage = open_stage(loaded, run, "train", (*_SECTIONS, "world"), inputs)
+    if stage is None:
+        return
+    world = scripted_world(recipe.world.type).world
+    train_ids = frozenset(one.task_id for one in CandidateStore.open(ingest_dir).iterate() if one.split is Split.TRAIN)
+    drawn = world.tasks(TaskSplit.TRAIN, num_tasks=recipe.world.num_train_tasks, seed=recipe.seed)
+    tasks = training_tasks(drawn, train_ids, config=config)
+    build.set_threads(loaded)
+    with _open_sampler(loaded, run, reference) as sampler:
+        source = EpisodeSource(
+            sampler,
+            world,
+            tasks,
+            config=config,
+            sampling=recipe.sampling,
+            max_prompt_tokens=recipe.render.max_prompt_tokens,
+            seed=recipe.seed,
+            weight_sync=recipe.weight_sync,
+        )
+        trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
+        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=None)
+
+
+@contextmanager
+def _open_sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Iterator[LocalSampler]:
+    sampler = build.sampler(loaded, run, checkpoint)
+    try:
+        yield sampler
+    finally:
+        sampler.engine.close()
