@@ -49,15 +49,38 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file written by `write_json`."""
-    return orjson.loads(path.read_bytes())
+    """The JSON value of a file written by `write_json`.
+
+    Raises:
+        UserError: where somebody has damaged it since.
+    """
+    try:
+        return orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise UserError(
+            f"{path} is damaged ({error})", rule="it holds one JSON value, written whole", fix="restore it, or remove its directory to redo the stage"
+        ) from error
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSONL file the product wrote itself; splits at newlines only (U+2028 is legal inside strings)."""
+def read_jsonl(path: Path, *, is_growing: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows of a JSONL file the product wrote itself; splits at newlines only (U+2028 is legal inside strings).
+
+    Args:
+        is_growing: another process may be appending: a last line without its newline is left out.
+
+    Raises:
+        UserError: where somebody has damaged it since.
+    """
     with path.open("rb") as stream:
-        for line in stream:
-            yield orjson.loads(line)
+        for number, line in enumerate(stream, 1):
+            if is_growing and not line.endswith(b"\n"):
+                return
+            try:
+                yield orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise UserError(
+                    f"line {number} of {path} is damaged ({error})", rule="every line holds one JSON value", fix="restore the file, or redo its stage"
+                ) from error
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -104,7 +104,8 @@ class RemotePlacement(_Replicas):
     """Engines on other machines, started by hand or by a launcher as `pivotrl engine RECIPE --run RUN`, that connect to the trainer's process."""
 
     type: Literal["remote"]
-    listen: str = "0.0.0.0:29650"
+    # Its port stands in the script of a launched train job.
+    listen: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:\[\]-]+:[0-9]{1,5}$")] = "0.0.0.0:29650"
     """Address and port that the trainer's process listens on; port 0 takes a free one. It is written to RUN/engines/address."""
     transfer: Literal["filesystem", "nccl"] = "filesystem"
     """How weights travel: as files that every machine sees under `weights_dir`, or from GPU to GPU."""

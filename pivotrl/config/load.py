@@ -126,13 +126,7 @@ def load_section[S: BaseModel](model: type[S], *, file: Path | None, overrides: 
     Raises:
         UserError: for a file that cannot be read, an unknown key, a missing key, or a value outside its rule.
     """
-    from omegaconf import OmegaConf
-
-    if file is not None and not file.is_file():
-        raise UserError(f"{file} does not exist", rule="the option names a YAML file", fix="correct the path")
-    merged: Any = OmegaConf.create({})
-    for _, tree in _layers(file, ()) if file is not None else ():
-        merged = _merge(merged, tree)
+    merged = _merged_file(file)
     for word in overrides:
         merged = _merge(merged, _override(word, {}))
     values = _plain(merged)
@@ -141,6 +135,26 @@ def load_section[S: BaseModel](model: type[S], *, file: Path | None, overrides: 
     except ValidationError as error:
         source = str(file) if file is not None else "command line"
         raise _problem(error, values, source=source, section=(), add="give it as {key}=VALUE", root=model) from error
+
+
+def load_keys(file: Path) -> frozenset[str]:
+    """The top keys of such a file, to tell which section it holds.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    return frozenset(map(str, _merged_file(file)))
+
+
+def _merged_file(file: Path | None) -> Any:
+    from omegaconf import OmegaConf
+
+    if file is not None and not file.is_file():
+        raise UserError(f"{file} is no file", rule="the option names a YAML file", fix="correct the path")
+    merged: Any = OmegaConf.create({})
+    for _, tree in _layers(file, ()) if file is not None else ():
+        merged = _merge(merged, tree)
+    return merged
 
 
 def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:

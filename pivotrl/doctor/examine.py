@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl import build
-from pivotrl.config.load import LoadedRecipe, load_recipe, load_section
+from pivotrl.config.load import LoadedRecipe, load_keys, load_recipe, load_section
 from pivotrl.config.planning import ClusterConfig
 from pivotrl.doctor.checkpoint import check_checkpoint, check_context, model_config
 from pivotrl.doctor.cost import check_on_cluster, check_without_cluster, count_turns
@@ -91,12 +91,10 @@ def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | No
 
 def _hardware(path: Path) -> ClusterConfig | None:
     """The GPUs of a cluster; None for a cluster without."""
-    from omegaconf import OmegaConf
-
     # A file of configs/clusters describes nodes; one of launch/clusters names such a file.
-    if path.is_file() and "gpus_per_node" not in OmegaConf.load(path):
-        return load_target(path).hardware
-    return load_section(ClusterConfig, file=path)
+    if "gpus_per_node" in load_keys(path):
+        return load_section(ClusterConfig, file=path)
+    return load_target(path).hardware
 
 
 def _check_template(loaded: LoadedRecipe, run: Path, findings: Findings) -> None:

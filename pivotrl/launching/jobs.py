@@ -102,6 +102,12 @@ def _engines_per_node(recipe: Recipe, gpus_per_node: int) -> int:
             rule="engines on nodes of their own are remote, and remote engines need nodes",
             fix="set placement.type=remote and launch.generation_nodes together, or neither",
         )
+    if int(placement.listen.rpartition(":")[2]) == 0:
+        raise UserError(
+            f"placement.listen is {placement.listen}",
+            rule="the engines of a launched run are started with the port, which 0 leaves open",
+            fix="give a port, for example 0.0.0.0:29650",
+        )
     size = recipe.engine.tensor_parallel_size if isinstance(recipe.engine, VllmEngineConfig) else 1
     engines, left_over = divmod(placement.num_replicas, nodes)
     if left_over or (gpus_per_node and engines * size > gpus_per_node):

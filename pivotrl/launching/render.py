@@ -17,7 +17,7 @@ from pivotrl.config.load import LoadedRecipe, load_section
 from pivotrl.config.planning import ClusterConfig
 from pivotrl.errors import EXIT_STOPPED, UserError
 from pivotrl.launching.jobs import Job, recipe_jobs, time_limit
-from pivotrl.launching.snapshot import snapshot_code, snapshot_recipe
+from pivotrl.launching.snapshot import check_files, snapshot_code, snapshot_recipe
 from pivotrl.rundir import STAGES, Stage, atomic_write
 
 LAUNCH = "launch"
@@ -25,8 +25,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the templates lie beside this file, in a checkout at its root.
 _TEMPLATES = next((place for place in (_PACKAGE / "launching" / "templates", _PACKAGE.parent / "launch" / "templates") if place.is_dir()), _PACKAGE)
 _SHARED = ("environment.sh", "job.sh", "health.sh", "task.sh")
-# What a path may not hold: scripts use it unquoted, and so does sbatch.
-_UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~")
+# What a path may not hold: scripts use it unquoted, and so does sbatch, which also replaces %.
+_UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,17 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     """Writes everything the jobs need below RUN/launch and returns their scripts in order.
 
     Raises:
-        UserError: for a path that scripts cannot hold, or a file of the recipe that does not exist.
+        UserError: for a path that scripts cannot hold, a file of the recipe that does not exist, or nodes that do not fit the engines; nothing was
+            written then.
     """
     run = run.resolve()
     for path in (run, Path.cwd()):
-        if wrong := sorted(_UNSAFE & set(str(path))):
+        if wrong := sorted(character for character in set(str(path)) if character in _UNSAFE or not character.isprintable()):
             raise UserError(
                 f"{path} holds {''.join(wrong)!r}", rule="scripts and sbatch take plain paths", fix="choose a --run without such characters"
             )
+    jobs = open_jobs(loaded, target, run)
+    check_files(loaded)
     launch_dir = run / LAUNCH
     (launch_dir / "logs").mkdir(parents=True, exist_ok=True)
     context = _context(target, run, code_dir=snapshot_code(launch_dir))
@@ -85,7 +88,7 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     for name in (name for name in _SHARED if name != "health.sh" or target.cluster.health is not None):
         atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode())
     scripts: list[Script] = []
-    for job in open_jobs(loaded, target, run):
+    for job in jobs:
         path = launch_dir / f"{job.name}.sbatch"
         text = environment.get_template("stage.sbatch.j2").render(context, job=job, **_job_context(job, loaded, target, run, recipe_dir))
         atomic_write(path, text.encode())
@@ -162,7 +165,7 @@ def _sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
         f"--nodes={job.all_nodes}",
         f"--ntasks-per-node={max(job.processes_per_node, job.engines_per_node)}",
-        *([cluster.gpu_option.format(gpus=gpus)] if gpus and cluster.gpu_option else []),
+        *([cluster.gpu_option.replace("{gpus}", str(gpus))] if gpus and cluster.gpu_option else []),
         *([f"--array=0-{job.num_shards - 1}{at_once}"] if array else []),
         f"--time={time_limit(job, cluster)}",
         f"--signal=B:USR1@{cluster.stop_before_s}",

@@ -72,7 +72,9 @@ class Slurm:
         program = shutil.which(words[0], path=self._environment["PATH"])
         if program is None:
             raise UserError(
-                f"{words[0]} was not found", rule="jobs are submitted on a machine with SLURM's commands", fix="log in there, or use --dry-run"
+                f"{words[0]} was not found",
+                rule="jobs are submitted and followed on a machine with SLURM's commands",
+                fix="log in there, or use --dry-run with a run directory that was never launched",
             )
         try:
             done = subprocess.run([program, *words[1:]], env=self._environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
@@ -108,7 +110,12 @@ def recorded(launch_dir: Path) -> tuple[str | None, list[Submission]]:
     if not path.is_file():
         return None, []
     record = read_json(path)
-    return record["slurm_conf"], [Submission(**{**row, "command": tuple(row["command"])}) for row in record["submissions"]]
+    try:
+        return record["slurm_conf"], [Submission(**{**row, "command": tuple(row["command"])}) for row in record["submissions"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is no record of jobs ({error!r})", rule="`pivotrl launch` writes it", fix="restore it, or launch into another --run"
+        ) from error
 
 
 def record(launch_dir: Path, cluster_name: str, slurm_conf: str | None, submissions: Sequence[Submission]) -> None:

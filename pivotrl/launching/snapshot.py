@@ -38,13 +38,28 @@ def snapshot_code(launch_dir: Path) -> Path:
     return target
 
 
+def check_files(loaded: LoadedRecipe) -> None:
+    """Raises UserError where a file that the recipe names below `{recipe}` does not exist, or two from outside would get one name."""
+    places: dict[str, Path] = {}
+
+    def check(value: str) -> str:
+        if value.startswith(_HERE):
+            source, name = _place(value, loaded.directory)
+            if not source.exists():
+                raise UserError(f"{value} is {source}, which does not exist", rule="jobs get a copy of it", fix="correct the path in the recipe")
+            if (other := places.setdefault(name, source.resolve())) != source.resolve():
+                raise UserError(f"{other} and {source.resolve()} have one name", rule=f"jobs get both copied to {name}", fix="rename one of them")
+        return value
+
+    _map_text(loaded.recipe.model_dump(mode="json"), check)
+
+
 def snapshot_recipe(loaded: LoadedRecipe, launch_dir: Path) -> Path:
     """Writes LAUNCH/recipe/recipe.yaml with every value of the recipe, and beside it the files it names below its own folder.
 
     A file that the recipe names outside its folder (`{recipe}/../x`) is copied to files/ and the value changed to it.
 
-    Raises:
-        UserError: where a file the recipe names below `{recipe}` does not exist.
+    The files have passed `check_files`.
     """
     from omegaconf import OmegaConf
 
@@ -61,18 +76,21 @@ def snapshot_recipe(loaded: LoadedRecipe, launch_dir: Path) -> Path:
 
 
 def _keep_file(value: str, directory: Path, target: Path) -> str:
-    source = directory / value.removeprefix(_HERE)
-    if not source.exists():
-        raise UserError(f"{value} is {source}, which does not exist", rule="jobs get a copy of it", fix="correct the path in the recipe")
-    inside = source.resolve().is_relative_to(directory.resolve())
-    name = str(source.resolve().relative_to(directory.resolve())) if inside else f"files/{source.name}"
+    source, name = _place(value, directory)
     copy = target / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, copy, dirs_exist_ok=True)
     else:
         shutil.copy2(source, copy)
-    return value if inside else _HERE + name
+    return value if source.resolve().is_relative_to(directory.resolve()) else _HERE + name
+
+
+def _place(value: str, directory: Path) -> tuple[Path, str]:
+    """The file that a value means, and its path below the copied recipe."""
+    source = directory / value.removeprefix(_HERE)
+    inside = source.resolve().is_relative_to(directory.resolve())
+    return source, str(source.resolve().relative_to(directory.resolve())) if inside else f"files/{source.name}"
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -113,7 +113,7 @@ def _progress(run: Path, one: Submission) -> str:
     if one.stage in ("sft", "train") and (metrics := run / one.stage / "metrics.jsonl").is_file():
         recipe = load_recipe(run / LAUNCH / "recipe").recipe
         section = recipe.train if one.stage == "train" else recipe.sft
-        step = max((row["step"] + 1 for row in read_jsonl(metrics)), default=0)
+        step = max((row["step"] + 1 for row in read_jsonl(metrics, is_growing=True)), default=0)
         return f"step {step}/{section.num_steps if section else '?'}"
     logs = sorted((run / LAUNCH / "attempts").glob(f"{one.stage}.{one.job_id}[._]*/{one.stage}.0.log"), key=lambda path: path.stat().st_mtime)
     lines = logs[-1].read_text(errors="replace").split("\n") if logs else []

@@ -22,8 +22,8 @@ def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, model: Path | 
         UserError: for a wrong cluster file, a run with jobs in the queue, or a refusal of SLURM's.
     """
     target = load_target(cluster)
-    if not dry_run:
-        refuse_queued(run)
+    # Also before a dry run: it would put other scripts and another recipe under the jobs that wait.
+    refuse_queued(run)
     scripts = render(loaded, target, run)
     _print(loaded, target, run, scripts, model)
     if not dry_run:

@@ -186,6 +186,52 @@ def test_a_run_directory_that_scripts_cannot_hold_is_refused(tmp_path: Path, loc
         _scripts(local, tmp_path / "a run")
 
 
+@pytest.mark.parametrize("name", ["50%j", "a\rb", "a\u2028b", "a;b", "a[/b]"])
+def test_characters_that_sbatch_or_a_reader_takes_for_more_are_refused(tmp_path: Path, local: Path, name: str) -> None:
+    with pytest.raises(UserError, match="plain paths"):
+        _scripts(local, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_no_text_of_a_cluster_file_is_run_by_a_script(tmp_path: Path, local: Path) -> None:
+    local.write_text(
+        f"extends: {LOCAL}\nvenv: /v;touch<TRAP;#\npath: a;touch TRAP\nsrun_options: ['--x;touch<TRAP;(']\n".replace("TRAP", str(tmp_path / "trap"))
+        + f"environment: {{A: '; touch {tmp_path}/trap;#'}}\nhealth: {{scratch_dir: '/tmp;touch<{tmp_path}/trap;#'}}\n"
+    )
+    _scripts(local, tmp_path / "run")
+    launch = tmp_path / "run" / "launch"
+    (tmp_path / "trap").unlink(missing_ok=True)
+    assignments = [line for line in (launch / "job.sh").read_text().splitlines() if line.startswith(("python=", "srun_options=", "plain_srun"))]
+    assert len(assignments) == 3
+    # The check's command with everything it calls replaced by a program that prints its words.
+    script = "\n".join([*assignments, f". {launch}/environment.sh", 'printf "%s\\n" "$python"'])
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert printed == f"/v;touch<{tmp_path}/trap;#/bin/python\n"
+    assert f'--scratch "/tmp;touch<{tmp_path}/trap;#"' in (launch / "health.sh").read_text()
+    assert not (tmp_path / "trap").exists()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1;touch x", "$(id):1", "h:x", "0.0.0.0", "a b:1", ""])
+def test_an_address_whose_port_is_no_number_is_no_address(listen: str) -> None:
+    with pytest.raises(UserError, match="listen"):
+        load_recipe(RECIPE, ("placement.type=remote", f"placement.listen='{listen}'"))
+
+
+@pytest.mark.parametrize("words", [(*WORDS, "placement.listen=0.0.0.0:0"), (*WORDS, "render.chat_template={recipe}/nowhere")])
+def test_a_refused_launch_has_written_nothing(tmp_path: Path, local: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"listen|nowhere"):
+        _scripts(local, tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpu_option_is_text_with_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(f"extends: {EXAMPLE}\ngpu_option: '--gres=gpu:{{gpus}} --comment={{x}}{{'\n")
+    scripts = _scripts(cluster, tmp_path / "run")
+    assert "#SBATCH --gres=gpu:8 --comment={x}{" in next(script for script in scripts if script.job.name == "train").path.read_text()
+
+
 def test_a_dry_run_prints_gpu_hours_and_submits_nothing(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from pivotrl.config.load import load_recipe
 from pivotrl.errors import UserError
 from pivotrl.launching.render import Script, Target, load_target, render
-from pivotrl.launching.slurm import recorded
+from pivotrl.launching.slurm import Slurm, recorded
 from pivotrl.launching.submit import submit
 from pivotrl.rundir import read_json
+from pivotrl.verbs.launch import print_status
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
@@ -74,3 +76,43 @@ def test_a_machine_without_slurm_is_named(tmp_path: Path) -> None:
     (tmp_path / "bin" / "sbatch").unlink()
     with pytest.raises(UserError, match="sbatch was not found"):
         submit(scripts, target.__class__(target.cluster.model_copy(update={"path": str(tmp_path / "bin")}), None), run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"submissions": []}', '{"slurm_conf": null, "submissions": [{"stage": "x"}]}'])
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_a_damaged_record_is_the_users_error(cli: Callable[..., tuple[int, str, str]], tmp_path: Path, verb: str, text: str) -> None:
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "jobs.json").write_text(text)
+    code, _, error = cli(verb, tmp_path)
+    assert code == 2
+    assert "jobs.json" in error
+    assert error.count("\n") == 1
+
+
+def test_a_dry_run_is_refused_where_jobs_may_wait(cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would put another recipe under them."""
+    scripts, target, run = _prepare(tmp_path)
+    submit(scripts, target, run)
+    recipe = (run / "launch" / "recipe" / "recipe.yaml").read_bytes()
+    monkeypatch.setattr("pivotrl.launching.slurm._PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(Slurm.__init__, "__defaults__", (str(tmp_path / "nowhere"),))
+    code, _, error = cli("launch", RECIPE, "--cluster", tmp_path / "cluster.yaml", "--run", run, "--dry-run", "seed=5")
+    assert code == 2
+    assert "squeue was not found" in error
+    assert (run / "launch" / "recipe" / "recipe.yaml").read_bytes() == recipe
+
+
+def test_what_jobs_say_is_printed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets of a chat template are no markup, and a metrics file may end in half a line while its stage writes it."""
+    scripts, target, run = _prepare(tmp_path)
+    submit(scripts, target, run)
+    log = run / "launch" / "attempts" / "ingest.101.0" / "ingest.0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("says [/INST] :smile:\n")
+    (run / "train").mkdir()
+    (run / "train" / "metrics.jsonl").write_text('{"step": 0}\n{"st')
+    monkeypatch.setattr(Slurm, "queue", lambda *_: [])
+    print_status(run)
+    printed = capsys.readouterr().out
+    assert "[/INST] :smile:" in printed
+    assert "step 1/" in printed
