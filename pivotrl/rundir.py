@@ -83,6 +83,23 @@ def read_jsonl(path: Path, *, is_growing: bool = False) -> Iterator[dict[str, An
                 ) from error
 
 
+def open_parquet(path: Path) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of a file the product wrote itself, its footer read.
+
+    Raises:
+        UserError: where somebody has damaged it since.
+    """
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(path)
+    except ArrowInvalid as error:
+        raise UserError(
+            f"{path} is damaged ({error})", rule="it is a Parquet file, written whole", fix="restore it, or remove its directory to redo the stage"
+        ) from error
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """`atomic_write` of one JSON object per line."""
     atomic_write(path, b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))

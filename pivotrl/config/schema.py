@@ -19,7 +19,7 @@ from pivotrl.config.launch import LaunchConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
 from pivotrl.config.parallel import ParallelConfig as ParallelConfig
 from pivotrl.config.profiling import ProfileConfig as ProfileConfig
-from pivotrl.config.section import Fraction01, PositiveInt, Section
+from pivotrl.config.section import MAX_INT, Fraction01, PositiveInt, Section
 from pivotrl.config.training import ClipConfig as ClipConfig
 from pivotrl.config.training import KlConfig as KlConfig
 from pivotrl.config.training import OptimizerConfig as OptimizerConfig
@@ -226,9 +226,9 @@ class EvalConfig(Section):
 class Recipe(Section):
     """One reproducible claim: a folder with recipe.yaml."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
     """Short name; the default run directory is runs/<name>."""
-    seed: int
+    seed: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
     """The run's seed; every other seed is derived from it."""
     num_threads: PositiveInt = 2
     """CPU threads of torch; part of the recipe because float sums depend on it."""

@@ -13,6 +13,8 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
+from pivotrl.rundir import open_parquet
+
 # Rows of a row group: what a reader holds in memory at once.
 _ROWS_PER_GROUP = 1024
 
@@ -49,9 +51,9 @@ def read_rows(path: Path, columns: Sequence[str] | None = None, *, keep: tuple[s
         columns: read these alone; None reads all.
         keep: (column, values): only rows whose column holds one of the values, chosen before anything becomes a Python object.
     """
-    pa, pq = _pyarrow()
+    pa, _ = _pyarrow()
     values = None if keep is None else pa.array(list(keep[1]), type=pa.string())
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=None if columns is None else list(columns))
             if keep is not None:
@@ -61,8 +63,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None, *, keep: tuple[s
 
 def count_rows(path: Path) -> int:
     """Number of rows, from the footer alone."""
-    _, pq = _pyarrow()
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         return int(file.metadata.num_rows)
 
 

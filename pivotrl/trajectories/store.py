@@ -18,6 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pivotrl.rundir import open_parquet
 from pivotrl.types import Action, Candidate, Domain, Message, Origin, Outcome, ParseOutcome, Role, Split, Tool, ToolCall, ToolOrigin, Trajectory
 
 TRAJECTORIES = "trajectories.parquet"
@@ -139,7 +140,7 @@ class TrajectoryStore:
     """Random access by id and streaming over trajectories.parquet. Memory: the ids, and the last few row groups read."""
 
     def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetFile(path)
+        self._file: pq.ParquetFile = open_parquet(path)
         self._places: dict[str, tuple[int, int]] = {}
         for group in range(self._file.num_row_groups):
             for row, trajectory_id in enumerate(self._file.read_row_group(group, columns=["id"]).column("id").to_pylist()):
@@ -178,7 +179,7 @@ class CandidateStore:
     """Streaming over candidates.parquet."""
 
     def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetFile(path)
+        self._file: pq.ParquetFile = open_parquet(path)
 
     @staticmethod
     def open(ingest_dir: Path) -> CandidateStore:

@@ -179,6 +179,11 @@ def test_the_verb_prints_a_table_writes_json_and_says_whether_to_submit(tmp_path
     assert code == 1
     assert json.loads(out.read_text())["findings"][0]["check"] == "held-out"
     assert "held-out" in printed
+    for name, data in (("bytes.yaml", b"\x95\xff"), ("broken.yaml", b"a: ["), ("list.yaml", b"- a"), ("empty.yaml", b"")):
+        (tmp_path / name).write_bytes(data)
+        code, _, errors = cli("doctor", TINY, "--static", "--cluster", tmp_path / name)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert name in errors
     code, _, errors = cli("doctor", TINY, "--static", "--cluster", tmp_path / "nowhere.yaml")
     assert (code, "nowhere.yaml" in errors) == (2, True)
 

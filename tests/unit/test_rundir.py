@@ -10,7 +10,7 @@ import pytest
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, derive_seed, file_id
 from pivotrl.metrics import check_name, register
-from pivotrl.rundir import SUCCESS, Stage, atomic_write, output_hash, read_json, read_jsonl, write_jsonl
+from pivotrl.rundir import SUCCESS, Stage, atomic_write, open_parquet, output_hash, read_json, read_jsonl, write_jsonl
 
 
 def _stage(run: Path, config: dict[str, int]) -> Stage:
@@ -72,3 +72,20 @@ def test_metric_names_follow_the_grammar_once(name: str) -> None:
 def test_an_unregistered_metric_is_an_error() -> None:
     with pytest.raises(KeyError, match="not registered"):
         check_name("rollout/unheard_of/mean")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"a": 1}\n{"b', b"\xff\x00", b"PAR1 and no more"])
+def test_a_damaged_file_is_the_users_error_and_named(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    for read in (read_json, open_parquet, lambda path: list(read_jsonl(path))):
+        if data == b"" and read not in (read_json, open_parquet):
+            continue  # no rows are rows
+        with pytest.raises(UserError, match=str(path)):
+            read(path)
+
+
+def test_rows_of_a_file_that_grows_end_with_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 1')
+    assert list(read_jsonl(path, is_growing=True)) == [{"step": 0}]
