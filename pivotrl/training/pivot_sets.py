@@ -106,15 +106,19 @@ def set_dir(root: Path, step: int) -> Path:
 
 def attempts(root: Path) -> list[int]:
     """Steps at which profiling again was finished, declined sets included, in order."""
-    found = root.iterdir() if root.is_dir() else ()
-    return sorted(int(path.name) for path in found if Stage.is_done(path, "select") or (path / DECLINED).exists())
+    return sorted(int(path.name) for path in _directories(root) if Stage.is_done(path, "select") or (path / DECLINED).exists())
 
 
 def remove_after(root: Path, step: int) -> None:
     """Removes finished and unfinished sets of later steps."""
-    for path in root.iterdir() if root.is_dir() else ():
+    for path in _directories(root):
         if int(path.name) > step:
             shutil.rmtree(path)
+
+
+def _directories(root: Path) -> list[Path]:
+    """One per step; what else lies there (a file of a desktop's or a file system's) is not ours."""
+    return [path for path in root.iterdir() if path.name.isdecimal() and path.is_dir()] if root.is_dir() else []
 
 
 def spent_reason(

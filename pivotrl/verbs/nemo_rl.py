@@ -13,7 +13,7 @@ import yaml
 from pivotrl import build
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.gym.nemo_rl import BASE, ROWS, Line, as_config, check_exportable, known_keys, lines_of, without_equivalent
-from pivotrl.rundir import atomic_write
+from pivotrl.rundir import Stage, atomic_write
 from pivotrl.verbs.gym import run_export
 
 CONFIG, DIFFERENCES = "grpo.yaml", "differences.md"
@@ -26,9 +26,10 @@ def run_export_nemo_rl(loaded: LoadedRecipe, run: Path, out: Path) -> None:
         UserError: for a recipe that does not start from a checkpoint, or a run whose pivots are not selected.
     """
     check_exportable(loaded.recipe)
+    Stage.require(run, "select")
+    model = build.reference_checkpoint(loaded, run)
     out.mkdir(parents=True, exist_ok=True)
     run_export(run, out / ROWS, agent=None)
-    model = build.reference_checkpoint(loaded, run)
     lines = lines_of(loaded.recipe, model=str(model.resolve()), rows=(out / ROWS).resolve())
     differing = without_equivalent(loaded.recipe)
     head = (

@@ -165,7 +165,7 @@ def print_lineage(run: Path) -> None:
     declined = {name for name, directory in directories.items() if (directory / DECLINED).exists()}
     in_force = {name: 0 if name == FIRST_SET else int(name) for name in directories if name not in declined}
     ledger_file = run / "train" / LEDGER
-    found = {one.name: one for one in lineage(in_force, list(read_jsonl(ledger_file)) if ledger_file.exists() else [])}
+    found = {one.name: one for one in lineage(in_force, list(read_jsonl(ledger_file, is_growing=True)) if ledger_file.exists() else [])}
     table = Table(
         "set", "policy", "from step", "rounds learned", "pivots", "of turns", "rollouts", "why", title=str(run), title_justify="left", box=None
     )

@@ -117,3 +117,6 @@ def test_the_verb_writes_rows_configuration_and_differences(tmp_path: Path, cli:
     assert "without equivalent" in printed.splitlines()[-1]
     code, _, errors = cli("export-nemo-rl", ROOT / "recipes" / "quickstart", "--run", run, "--out", tmp_path / "none")
     assert (code, "model.type is scratch" in errors) == (2, True)
+    code, _, errors = cli("export-nemo-rl", RECIPES[0], "--run", tmp_path / "nowhere", "--out", tmp_path / "none", *GIVEN)
+    assert (code, "no _SUCCESS" in errors) == (2, True)
+    assert not (tmp_path / "none").exists()

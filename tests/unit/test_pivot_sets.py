@@ -15,7 +15,7 @@ from pivotrl.config.reprofile import ReprofileConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.local import LocalTask
 from pivotrl.rundir import Stage, read_json, read_jsonl, write_json
-from pivotrl.training.pivot_sets import DECLINED, PIVOT_SETS, Lineage, PivotSets, attempts, is_due, lineage, spent_reason
+from pivotrl.training.pivot_sets import DECLINED, PIVOT_SETS, Lineage, PivotSets, attempts, is_due, lineage, remove_after, spent_reason
 
 CONFIG = bandit_train_config(num_steps=8, checkpoint_every=2, pivots_per_step=2)
 
@@ -146,3 +146,13 @@ def test_a_set_with_too_few_pivots_is_declined_once(left: int, tmp_path: Path) -
 def test_the_lineage_counts_what_the_ledger_says() -> None:
     ledger = [{"step": 0}, {"step": 0}, {"step": 1, "pivot_set": "0"}, {"step": 2, "pivot_set": "00000002"}]
     assert lineage({"0": 0, "00000002": 2}, ledger) == [Lineage("0", 0, 2, 2), Lineage("00000002", 2, 1, None)]
+
+
+def test_what_is_no_pivot_set_is_left_alone(tmp_path: Path) -> None:
+    for name in ("00000002", "00000004", "notes"):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / DECLINED, {"why": "few"})
+    (tmp_path / ".nfs0001").touch()
+    assert attempts(tmp_path) == [2, 4]
+    remove_after(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".nfs0001", "00000002", "notes"]
