@@ -167,6 +167,33 @@ def trainer(loaded: LoadedRecipe, checkpoint: Path, config: SftConfig | TrainCon
     return processes.Leader(arguments) if processes.num_processes() > 1 else Trainer.from_hf(**arguments)
 
 
+def scorer(loaded: LoadedRecipe, checkpoint: Path) -> PolicyTrainer:
+    """A trainer that only scores, without an optimizer and whole in this process: what it computes depends on no layout.
+
+    Raises:
+        UserError: where several processes were started.
+    """
+    from pivotrl.config.schema import ParallelConfig
+    from pivotrl.megatron import processes
+    from pivotrl.megatron.trainer import Trainer
+
+    if processes.num_processes() > 1:
+        raise UserError(
+            f"{processes.num_processes()} processes were started and eval.diagnostics is set",
+            rule="the diagnostics score on one process",
+            fix="run `pivotrl eval` without torchrun, or drop eval.diagnostics",
+        )
+    return Trainer.from_hf(
+        checkpoint_dir=checkpoint,
+        optimizer=None,
+        parallel=ParallelConfig(),
+        moe=loaded.recipe.moe,
+        num_steps=1,
+        seed=loaded.recipe.seed,
+        with_reference=False,
+    )
+
+
 def expand_all(loaded: LoadedRecipe, run: Path, paths: Sequence[str]) -> list[Path]:
     """The recipe's paths with placeholders replaced.
 

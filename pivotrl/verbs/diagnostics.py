@@ -41,7 +41,7 @@ def _diagnose(loaded: LoadedRecipe, run: Path, config: DiagnosticsConfig, refere
     probes, answers = _probes(run, config, pivots), _answers(loaded, run, config, trained)
     scores = []
     for checkpoint in (reference, trained):
-        trainer = build.trainer(loaded, checkpoint, recipe.train, with_reference=False)
+        trainer = build.scorer(loaded, checkpoint)
         limits = {"temperature": recipe.sampling.temperature, "micro_batch_tokens": recipe.train.micro_batch_tokens}
         scores.append([score_actions(trainer, actions, **limits) if actions else [] for actions in (probes, answers)])
         del trainer
