@@ -96,8 +96,9 @@ def _annotation_name(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
     if isinstance(annotation, TypeAliasType):
-        value: Any = annotation.__value__
-        return _annotation_name(get_args(value)[0] if get_origin(value) is Annotated else value)
+        return _annotation_name(annotation.__value__)
+    if get_origin(annotation) is Annotated:
+        return _annotation_name(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return " | ".join(str(value) for value in get_args(annotation))
     parts = [part for part in get_args(annotation) if part is not Ellipsis]
