@@ -168,30 +168,16 @@ def trainer(loaded: LoadedRecipe, checkpoint: Path, config: SftConfig | TrainCon
 
 
 def scorer(loaded: LoadedRecipe, checkpoint: Path) -> PolicyTrainer:
-    """A trainer that only scores, without an optimizer and whole in this process: what it computes depends on no layout.
-
-    Raises:
-        UserError: where several processes were started.
-    """
+    """A trainer that only scores: whole in this process whatever the layout of training; laid out as trained where several were started."""
     from pivotrl.config.schema import ParallelConfig
     from pivotrl.megatron import processes
     from pivotrl.megatron.trainer import Trainer
 
+    recipe = loaded.recipe
     if processes.num_processes() > 1:
-        raise UserError(
-            f"{processes.num_processes()} processes were started and eval.diagnostics is set",
-            rule="the diagnostics score on one process",
-            fix="run `pivotrl eval` without torchrun, or drop eval.diagnostics",
-        )
-    return Trainer.from_hf(
-        checkpoint_dir=checkpoint,
-        optimizer=None,
-        parallel=ParallelConfig(),
-        moe=loaded.recipe.moe,
-        num_steps=1,
-        seed=loaded.recipe.seed,
-        with_reference=False,
-    )
+        return trainer(loaded, checkpoint, recipe.train, with_reference=False)
+    alone = {"optimizer": None, "parallel": ParallelConfig(), "moe": recipe.moe}
+    return Trainer.from_hf(checkpoint, **alone, num_steps=1, seed=recipe.seed, with_reference=False)
 
 
 def expand_all(loaded: LoadedRecipe, run: Path, paths: Sequence[str]) -> list[Path]:

@@ -6,8 +6,8 @@ from pivotrl.config.section import PositiveInt, Section
 
 
 class DiagnosticsConfig(Section):
-    """Expected signal of the pivots, order preservation on probe prompts, KL to pi_0 out of domain: two more forward passes over a few prompts,
-    on one process whatever the layout of training: the model must fit one device."""
+    """Expected signal of the pivots, order preservation on probe prompts, KL to pi_0 out of domain: two more forward passes over a few prompts.
+    `eval` on one process needs a model that fits one device; under torchrun it scores in the layout of training."""
 
     num_probes: PositiveInt = 32
     """Held-out candidates, chosen by hash of their id, whose profiled actions are scored under pi_0 and under the trained policy."""
