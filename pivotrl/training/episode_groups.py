@@ -6,16 +6,15 @@ is that of each of its turns. Called by training/episodes.py. Suffix: G = episod
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pivotrl.objective.advantages import AdvantageName, group_advantages, has_zero_variance
+from pivotrl.objective.advantages import AdvantageName
 from pivotrl.rollouts.episodes import EpisodeEnd, PlayedEpisode, SampledTurn
-from pivotrl.rollouts.local import TRUNCATED, counted, loss_weight
-from pivotrl.training.groups import Truncated, reward_std
-from pivotrl.types import FinishReason, ParseOutcome, TrainSample, Verdict, VerdictKind
+from pivotrl.rollouts.local import TRUNCATED, loss_weight
+from pivotrl.training.groups import RolloutGroup, Truncated, compared, group_metrics
+from pivotrl.types import TrainSample, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +30,14 @@ class EpisodeRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeGroup:
-    """G episodes of one task with the counted ones and their advantages."""
+class EpisodeGroup(RolloutGroup[EpisodeRollout]):
+    """G episodes of one task."""
 
     task_id: str
-    rollouts_G: tuple[EpisodeRollout, ...]
-    counted: tuple[EpisodeRollout, ...]
-    """The episodes that count, in sample order; fewer than two and the group is dropped from the loss."""
-    advantages: tuple[float, ...]
-    """One per counted episode; empty where the group is dropped."""
 
     @property
-    def is_dropped(self) -> bool:
-        return len(self.counted) < 2
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Rewards of the counted episodes."""
-        return tuple(rollout.verdict.reward for rollout in self.counted)
-
-    @property
-    def turns(self) -> Iterator[SampledTurn]:
-        """Every sampled turn, whatever became of its episode."""
-        return (turn for rollout in self.rollouts_G for turn in rollout.turns)
+    def turns(self) -> list[SampledTurn]:
+        return [turn for rollout in self.rollouts_G for turn in rollout.turns]
 
 
 def judged(played: PlayedEpisode, sample_index: int) -> EpisodeRollout:
@@ -73,9 +57,7 @@ def judged(played: PlayedEpisode, sample_index: int) -> EpisodeRollout:
 
 def make_episode_group(task_id: str, rollouts_G: Sequence[EpisodeRollout], *, method: AdvantageName, truncated: Truncated) -> EpisodeGroup:
     """The group of one task; resamples nothing."""
-    kept = tuple(rollout for rollout in rollouts_G if counted(rollout, truncated))
-    rewards = [rollout.verdict.reward for rollout in kept]
-    return EpisodeGroup(task_id, tuple(rollouts_G), kept, group_advantages(rewards, method) if len(kept) >= 2 else ())
+    return EpisodeGroup(*compared(rollouts_G, method=method, truncated=truncated), task_id)
 
 
 def turn_samples(groups: Sequence[EpisodeGroup], truncated: Truncated) -> list[TrainSample]:
@@ -97,29 +79,12 @@ def turn_samples(groups: Sequence[EpisodeGroup], truncated: Truncated) -> list[T
 
 
 def episode_metrics(groups: Sequence[EpisodeGroup], *, step: int) -> dict[str, float]:
-    """The step's `rollout/*` metrics: rewards, groups and verdicts by episode, as `groups.rollout_metrics` has them by action; text by turn."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    """The step's `rollout/*` metrics: rewards, groups and verdicts by episode, text by turn."""
     turns = [turn for group in groups for turn in group.turns]
-    kept = [group for group in groups if not group.is_dropped]
-    flat = [group for group in kept if has_zero_variance(group.rewards)]
-    rewards = [reward for group in groups for reward in group.rewards]
-    share: Callable[[Callable[[SampledTurn], bool]], float] = lambda test: sum(map(test, turns)) / len(turns)  # noqa: E731
-    generated: Callable[[Sequence[EpisodeGroup]], int] = lambda of: sum(len(turn.completion.token_ids) for group in of for turn in group.turns)  # noqa: E731
     return {
-        "rollout/reward/mean": math.fsum(rewards) / len(rewards),
-        "rollout/reward/std": math.fsum(reward_std(group.rewards) for group in kept) / len(kept),
-        "rollout/group_zero_variance/frac": len(flat) / len(kept),
-        "rollout/group_dropped/count": len(groups) - len(kept),
-        "rollout/episode_turns/mean": len(turns) / len(rollouts),
-        "rollout/truncated/frac": share(lambda turn: turn.completion.finish_reason is FinishReason.LENGTH),
-        "rollout/malformed/frac": share(lambda turn: turn.action.parse is ParseOutcome.MALFORMED),
-        "rollout/absent/frac": share(lambda turn: turn.action.parse is ParseOutcome.ABSENT),
-        "rollout/verifier_error/frac": sum(rollout.verdict.kind is VerdictKind.INFRA for rollout in rollouts) / len(rollouts),
-        "rollout/response_tokens/mean": generated(groups) / len(turns),
-        "rollout/response_tokens/sum": generated(groups),
+        **group_metrics(groups, step=step),
+        "rollout/episode_turns/mean": len(turns) / sum(len(group.rollouts_G) for group in groups),
         "rollout/prompt_tokens/sum": sum(len(turn.prompt_token_ids) for turn in turns),
-        "rollout/wasted_tokens/sum": generated(flat),
-        "sync/policy_age_steps/max": max(step - turn.completion.policy_version for turn in turns),
     }
 
 

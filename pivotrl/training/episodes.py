@@ -101,7 +101,7 @@ class EpisodeSource[TaskT: WorldTask]:
                 rule="a step needs a group to compare episodes in; sampling.truncated is `exclude` and almost all were cut",
                 fix="raise sampling.max_new_tokens, or count truncated samples as `zero`",
             )
-        self._num_turns += sum(1 for group in groups for _ in group.turns)
+        self._num_turns += sum(len(group.turns) for group in groups)
         return StepData(
             micro_batches=train_micro_batches(
                 train_batch(turn_samples(groups, self._truncated)),
@@ -154,5 +154,5 @@ class EpisodeSource[TaskT: WorldTask]:
             "epoch": self._order.epoch(self._number(step)),
             "policy_version": self._sampler.engine.policy_version,
             "num_counted": len(group.counted),
-            "num_turns": sum(1 for _ in group.turns),
+            "num_turns": len(group.turns),
         }
