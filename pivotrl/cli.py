@@ -17,11 +17,9 @@ import typer
 
 from pivotrl.cli_arguments import OverridesArgument, RecipeArgument, RunOption
 from pivotrl.cli_exchange import EXIT_DISAGREES, exchange
-from pivotrl.errors import EXIT_STOPPED, InfraLimitError, StopRequestedError, UserError
+from pivotrl.errors import EXIT_INFRA, EXIT_STOPPED, EXIT_USER, InfraLimitError, StopRequestedError, UserError
 
 EXIT_BUG = 1
-EXIT_USER = 2
-EXIT_INFRA = 3
 EXIT_UNFIT = 1
 EXIT_INTERRUPTED = 130
 

@@ -17,8 +17,8 @@ class UserError(ValueError):
         self.problem, self.rule, self.fix = problem, rule, fix
 
 
-# Exit code of a stage that saved and stopped because it was asked to: try again later (EX_TEMPFAIL of sysexits.h).
-EXIT_STOPPED = 75
+# Exit codes that a process which started pivotrl looks at. A stage that saved and stopped because it was asked to: EX_TEMPFAIL of sysexits.h.
+EXIT_USER, EXIT_INFRA, EXIT_STOPPED = 2, 3, 75
 
 
 class InfraLimitError(RuntimeError):

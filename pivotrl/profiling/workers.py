@@ -6,7 +6,6 @@ files that appear. Called by verbs/profile.py, which merges afterwards.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -14,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pivotrl.errors import InfraLimitError, UserError
+from pivotrl.child_process import own_environment
+from pivotrl.errors import EXIT_INFRA, EXIT_USER, InfraLimitError, UserError
 from pivotrl.pivots.dataset import PROFILES
 from pivotrl.profiling.measure import ProfileSettings
 from pivotrl.profiling.units import UNITS, Ledger, Work, unit_path
@@ -22,12 +22,9 @@ from pivotrl.progress import ProgressBar, progress_bar
 from pivotrl.rundir import Stage, read_jsonl
 from pivotrl.trajectories.store import CandidateStore
 
-EXIT_USER, EXIT_INFRA = 2, 3
 # Starts of one worker beyond the first: a machine that kills one for memory more often than this will not stop doing so.
 _MAX_RESTARTS = 3
 _LOOK_EVERY_S = 1.0
-# A worker is a run of its own, not one of the processes that a launcher started for the trainer.
-_LAUNCHER_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(slots=True)
@@ -137,7 +134,7 @@ class _Watch:
 
 def _environments(num_workers: int) -> list[dict[str, str]]:
     """The environment of each worker: GPUs are dealt out where there are enough of them."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+    inherited = own_environment()
     visible = inherited.get("CUDA_VISIBLE_DEVICES")
     present = sorted(int(match[1]) for path in Path("/dev").glob("nvidia*") if (match := re.fullmatch(r"nvidia(\d+)", path.name)))
     devices = visible.split(",") if visible else list(map(str, range(len(present))))

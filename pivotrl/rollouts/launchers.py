@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO, Protocol
 
+from pivotrl.child_process import own_environment
 from pivotrl.config.engines import ProcessesPlacement, RemotePlacement
 from pivotrl.errors import UserError
 from pivotrl.rollouts.wire import Arrival, Door, PeerLost, make_key
@@ -22,8 +23,6 @@ from pivotrl.rundir import atomic_write
 
 KEY, ADDRESS = "authkey", "address"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-# What torchrun and SLURM tell a trainer about itself; an engine is no part of that job.
-_TRAINERS_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How often a starting process is looked at, seconds.
 _LOOK_EVERY_S = 0.5
 _END_S = 10.0
@@ -112,7 +111,7 @@ class LocalLauncher:
         return self._processes[place].pid
 
     def _start(self, place: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _TRAINERS_VARIABLES}
+        environment = own_environment()
         environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE_ROOT), *filter(None, [environment.get("PYTHONPATH")])])
         environment["OMP_NUM_THREADS"] = str(self._num_threads)
         if self._devices:

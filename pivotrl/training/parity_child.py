@@ -6,17 +6,15 @@ export) and tokens.json; the first place that differs, or null, is written to pl
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pivotrl.child_process import own_environment
 from pivotrl.rundir import read_json, write_json
 
 _TOKENS, _PLACE = "tokens.json", "place.json"
-# What a launcher gives its processes; a child with these would wait for the others.
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def place_in_one_process(folder: Path, token_ids: Sequence[int]) -> str | None:
@@ -26,8 +24,8 @@ def place_in_one_process(folder: Path, token_ids: Sequence[int]) -> str | None:
         CalledProcessError: where one process cannot hold the model, or fails otherwise.
     """
     write_json(folder / _TOKENS, {"token_ids": list(token_ids)})
-    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER and not name.startswith("TORCHELASTIC")}
-    subprocess.run([sys.executable, "-m", "pivotrl.training.parity_child", str(folder)], env=environment, check=True, stdout=sys.stderr)
+    command = [sys.executable, "-m", "pivotrl.training.parity_child", str(folder)]
+    subprocess.run(command, env=own_environment(), check=True, stdout=sys.stderr)
     return read_json(folder / _PLACE)["place"]
 
 

@@ -6,16 +6,14 @@ process group of one process, which the trainer that follows must not meet, and 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pivotrl.child_process import own_environment
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
-
-_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def inputs(source: Path, description: Path | None) -> Mapping[str, str]:
@@ -40,8 +38,7 @@ def convert(source: Path, description: Path | None, out: Path) -> None:
         return
     command = [sys.executable, "-m", "pivotrl", "convert", "--from", "megatron", "--to", "hf", str(source), str(out)]
     command += [] if description is None else ["--config", str(description)]
-    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
-    code = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+    code = subprocess.run(command, env=own_environment(), stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         raise UserError(
             f"{source} could not be converted (exit code {code})",
