@@ -6,7 +6,8 @@ Called by pipeline.py. Nothing here runs a stage.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,6 +143,16 @@ def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
     # The verifier first: what it lacks (a judge's address, a tool) should be known before the weights are loaded.
     judge, render = verifier(loaded, run), renderer(loaded, run, checkpoint)
     return LocalSampler(engine(loaded, run, checkpoint, render=render), render, judge, loaded.recipe.sampling, loaded.recipe.seed)
+
+
+@contextmanager
+def open_sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Iterator[LocalSampler]:
+    """`sampler`, its engine closed at the end of the block."""
+    opened = sampler(loaded, run, checkpoint)
+    try:
+        yield opened
+    finally:
+        opened.engine.close()
 
 
 def trainer(loaded: LoadedRecipe, checkpoint: Path, config: SftConfig | TrainConfig, *, with_reference: bool) -> PolicyTrainer:

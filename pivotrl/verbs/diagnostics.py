@@ -79,8 +79,7 @@ def _answers(loaded: LoadedRecipe, run: Path, config: DiagnosticsConfig, trained
     if recipe.world is None:
         return []
     drawn = draw_questions(config.num_prompts, random.Random(derive_seed(recipe.seed, "eval", "diagnostics", "prompts")), SUITES[recipe.world.skills])
-    sampler = build.sampler(loaded, run, trained)
-    try:
+    with build.open_sampler(loaded, run, trained) as sampler:
         prompts = [sampler.renderer.render_prompt(State((Message(Role.USER, one.question),), (), ToolOrigin.NONE)) for one in drawn]
         seeds = [
             tuple(derive_seed(recipe.seed, "eval", "diagnostics", index, sample) for sample in range(config.num_answers))
@@ -90,11 +89,10 @@ def _answers(loaded: LoadedRecipe, run: Path, config: DiagnosticsConfig, trained
             GenerationRequest(prompt, own, recipe.sampling.temperature, recipe.sampling.max_new_tokens)
             for prompt, own in zip(prompts, seeds, strict=True)
         ]
-        completions = sampler.engine.generate(requests)
-    except EngineError as error:
-        raise InfraLimitError(f"the engine failed in the diagnostics ({error}); the same command resumes once that is repaired") from error
-    finally:
-        sampler.engine.close()
+        try:
+            completions = sampler.engine.generate(requests)
+        except EngineError as error:
+            raise InfraLimitError(f"the engine failed in the diagnostics ({error}); the same command resumes once that is repaired") from error
     return [
         ScoredAction(str(index), index, prompt, completion.token_ids, False)
         for index, (prompt, group) in enumerate(zip(prompts, completions, strict=True))

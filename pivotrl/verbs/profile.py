@@ -67,12 +67,9 @@ def print_estimate(num_candidates: int, loaded: LoadedRecipe, run: Path) -> None
     prepare("profile", loaded, run)
     work = ProfileRun(loaded, run)
     build.set_threads(loaded)
-    sampler = build.sampler(loaded, run, work.reference)
-    try:
+    with build.open_sampler(loaded, run, work.reference) as sampler:
         measurer = Measurer(TrajectoryStore.open(work.ingest_dir), sampler, sampler.renderer, work.settings)
         found = estimate(Work(work.candidates, work.settings), measurer, work.settings, num_candidates)
-    finally:
-        sampler.engine.close()
     num_workers = loaded.recipe.profile.num_workers
     title = f"profile of {found.num_candidates:,} candidates, from {found.num_sampled:,} in {found.num_units} units"
     table = Table("", "expected", "95 % interval", title=title, title_justify="left", box=None)
@@ -115,8 +112,7 @@ class ProfileRun:
     def profile_units(self, stage: Stage, shard: Shard) -> Any:
         """Makes the units of one shard with the reference policy; returns the renderer that it used."""
         build.set_threads(self.loaded)
-        sampler = build.sampler(self.loaded, self.run, self.reference)
-        try:
+        with build.open_sampler(self.loaded, self.run, self.reference) as sampler:
             profile_units(
                 stage,
                 shard,
@@ -126,8 +122,6 @@ class ProfileRun:
                 renderer=sampler.renderer,
                 settings=self.settings,
             )
-        finally:
-            sampler.engine.close()
         return sampler.renderer
 
     @cached_property

@@ -66,16 +66,13 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
         reference = build.reference_checkpoint(loaded, run)
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
         Checkpoints(train_dir).load_last(trainer)
-        sampler = build.sampler(loaded, run, reference)
-        try:
+        with build.open_sampler(loaded, run, reference) as sampler:
             step = trainer.steps_done
             tasks = local_tasks(PivotStore.open(select_dir).pivots, TrajectoryStore.open(ingest_dir))
             sets = pivot_sets(loaded, run, sampler, tasks)
             sets.published(push(trainer.named_tensors(), sampler.engine, step).digest)
             if step not in attempts(run / PIVOT_SETS):
                 sets.remake(step, _BY_HAND)
-        finally:
-            sampler.engine.close()
     declined = set_dir(run / PIVOT_SETS, step) / DECLINED
     if declined.exists():
         raise UserError(

@@ -5,8 +5,6 @@ The work is in pivotrl/training/. Called by pipeline.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pivotrl import build
@@ -14,7 +12,6 @@ from pivotrl.config.load import LoadedRecipe
 from pivotrl.pipeline import checkpoint_hash, open_stage, template_hash
 from pivotrl.pivots.dataset import PivotStore
 from pivotrl.profiling.tasks import local_tasks
-from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rundir import Stage, output_hash
 from pivotrl.training.ahead import sampling_ahead
 from pivotrl.training.episodes import EpisodeSource, training_tasks
@@ -55,7 +52,7 @@ def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
         return
     build.set_threads(loaded)
     pivots, trajectories = PivotStore.open(select_dir), TrajectoryStore.open(ingest_dir)
-    with _open_sampler(loaded, run, reference) as sampler:
+    with build.open_sampler(loaded, run, reference) as sampler:
         tasks = local_tasks(pivots.pivots, trajectories)
         source = PivotSource(
             sampler,
@@ -91,7 +88,7 @@ def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
     drawn = world.tasks(TaskSplit.TRAIN, num_tasks=recipe.world.num_train_tasks, seed=recipe.seed)
     tasks = training_tasks(drawn, train_ids, config=config)
     build.set_threads(loaded)
-    with _open_sampler(loaded, run, reference) as sampler:
+    with build.open_sampler(loaded, run, reference) as sampler:
         source = EpisodeSource(
             sampler,
             world,
@@ -104,12 +101,3 @@ def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
         )
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
         run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=None)
-
-
-@contextmanager
-def _open_sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Iterator[LocalSampler]:
-    sampler = build.sampler(loaded, run, checkpoint)
-    try:
-        yield sampler
-    finally:
-        sampler.engine.close()
