@@ -172,6 +172,10 @@ class Action:
         """True where the action only speaks."""
         return self.parse is ParseOutcome.ABSENT
 
+    def as_message(self) -> Message:
+        """The policy's turn in a conversation that goes on after it."""
+        return Message(Role.ASSISTANT, self.content, self.tool_calls, self.reasoning, origin=Origin.MODEL, parse=self.parse)
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:

@@ -90,7 +90,7 @@ def held_out(
             is_well_formed = rollout.verdict.kind is not VerdictKind.INVALID
             items.append(ItemScore(name, trajectory_of[task.candidate_id], "", rollout.verdict.reward, 1, is_well_formed))
             if rollout.sample_index == 0 and len(samples) < num_shown:
-                messages = [*task.state.messages, _as_message(rollout.action)]
+                messages = [*task.state.messages, rollout.action.as_message()]
                 end = {"reason": rollout.verdict.reason, "verdict": rollout.verdict.kind.value}
                 samples.append(_shown(name, rollout.verdict.reward, messages, end))
     return SuiteScores(tuple(items), tuple(samples))
@@ -138,16 +138,12 @@ def skills(policy: LocalSampler, suite: str, *, num_examples: int, limits: Limit
         score = float(_answers(question, action))
         items.append(ItemScore(f"{question.skill}#{index}", f"{question.skill}#{index}", question.skill, score, num_turns=1))
         if index < num_shown:
-            samples.append(_shown(items[-1].item, score, [*state.messages, _as_message(action)], {"answer": question.answer}))
+            samples.append(_shown(items[-1].item, score, [*state.messages, action.as_message()], {"answer": question.answer}))
     return SuiteScores(tuple(items), tuple(samples))
 
 
 def _answers(question: SkillQuestion, action: Action) -> bool:
     return action.parse is ParseOutcome.ABSENT and is_right(question, action.content)
-
-
-def _as_message(action: Action) -> Message:
-    return Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, parse=action.parse)
 
 
 def _shown(item: str, score: float, messages: Sequence[Message], end: Mapping[str, Any]) -> dict[str, Any]:

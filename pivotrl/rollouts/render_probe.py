@@ -119,7 +119,7 @@ def is_prefix_stable(
         if prompt[: len(so_far)] != so_far:
             return False
         so_far = prompt + render_action(step)
-        messages.append(Message(Role.ASSISTANT, step.content, step.tool_calls, step.reasoning, origin=Origin.MODEL, parse=step.parse))
+        messages.append(step.as_message())
     return True
 
 

@@ -25,7 +25,7 @@ import orjson
 from pivotrl.actions.protocol import json_text
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
-from pivotrl.types import Action, Domain, Message, Origin, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
+from pivotrl.types import Action, Domain, Message, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
 from pivotrl.worlds.draws import split_of
 from pivotrl.worlds.protocol import Agent, TaskSplit
 
@@ -127,8 +127,7 @@ class BfclEpisode:
     def act(self, action: Action) -> None:
         self.num_turns += 1
         self.num_steps += 1
-        message = Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, origin=Origin.MODEL, parse=action.parse)
-        self.messages.append(message)
+        self.messages.append(action.as_message())
         if action.parse is ParseOutcome.PARSED and action.tool_calls:
             for call in action.tool_calls:
                 text, is_error = self.backend.execute(call)

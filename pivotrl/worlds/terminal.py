@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from pivotrl.actions.terminus2 import TOOL_NAME, is_terminus2_object
-from pivotrl.types import Action, Domain, Message, Origin, ParseOutcome, Role, State, Tool, ToolOrigin
+from pivotrl.types import Action, Domain, Message, ParseOutcome, Role, State, Tool, ToolOrigin
 from pivotrl.worlds.draws import draw_tasks
 from pivotrl.worlds.protocol import TaskSplit
 from pivotrl.worlds.terminal_shell import Shell
@@ -141,8 +141,7 @@ class TerminalEpisode:
 
     def act(self, action: Action) -> None:
         self.num_turns += 1
-        message = Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, origin=Origin.MODEL, parse=action.parse)
-        self.messages.append(message)
+        self.messages.append(action.as_message())
         value = action.tool_calls[0].arguments_object() if len(action.tool_calls) == 1 and action.tool_calls[0].name == TOOL_NAME else None
         if action.parse is not ParseOutcome.PARSED or value is None or not is_terminus2_object(value):
             self._show("error: bad reply")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from pivotrl.types import Action, Message, Origin, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
+from pivotrl.types import Action, Message, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
 from pivotrl.worlds.arguments import BadArguments, read_arguments
 
 
@@ -39,8 +39,7 @@ class ToolEpisode(ABC):
 
     def act(self, action: Action) -> None:
         self.num_turns += 1
-        message = Message(Role.ASSISTANT, action.content, action.tool_calls, action.reasoning, origin=Origin.MODEL, parse=action.parse)
-        self.messages.append(message)
+        self.messages.append(action.as_message())
         if action.parse is ParseOutcome.MALFORMED:
             self._answer("error: bad call", name=None, is_error=True)
         elif action.tool_calls:
