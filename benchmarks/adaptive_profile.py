@@ -20,7 +20,8 @@ from pivotrl.config.schema import Eq5Rule
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.parquet import read_rows
 from pivotrl.pivots.pass_rates import PassRates
-from pivotrl.profiling.adaptive import StoppingRule, decision_of, stopping_rule
+from pivotrl.pivots.select import decision_of
+from pivotrl.profiling.adaptive import StoppingRule, stopping_rule
 
 K = 16
 NUM_PILOT = 512

@@ -20,6 +20,7 @@ from pivotrl.doctor.machine import check_disk, check_judges, check_packages, che
 from pivotrl.doctor.settings import check_settings, place
 from pivotrl.doctor.turns import check_turns
 from pivotrl.launching.render import load_target
+from pivotrl.pipeline import default_run
 
 SAMPLE_SIZE = 64
 """Expert turns that are rendered, parsed and judged."""
@@ -60,7 +61,7 @@ def examine(request: Request) -> Findings:
 
 
 def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | None, findings: Findings) -> None:
-    run = request.run or Path("runs") / loaded.recipe.name
+    run = request.run or default_run(loaded)
     check_settings(loaded, findings)
     checkpoint = build.start_checkpoint(loaded, run)
     config = model_config(loaded, checkpoint, request.model, findings)

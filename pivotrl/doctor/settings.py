@@ -6,15 +6,15 @@ What one key may hold is the schema's business, and refused when the recipe is l
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 
 from pivotrl.config.gym_verifiers import GymSwePivotVerifierConfig, GymTerminusVerifierConfig
 from pivotrl.config.load import DEFAULT, LoadedRecipe
-from pivotrl.config.schema import Eq5Rule, HeldOutSuite, RandomTurnsRule, Recipe, SelectConfig, ToolCallVerifierConfig, WindowRule
+from pivotrl.config.schema import HeldOutSuite, RandomTurnsRule, Recipe, SelectConfig, ToolCallVerifierConfig
 from pivotrl.config.verifiers import ComposeVerifierConfig, MemberVerifierConfig, MessageVerifierConfig, SearchVerifierConfig
 from pivotrl.doctor.findings import Findings
 from pivotrl.evaluation.named import check_suites
 from pivotrl.launching.jobs import recipe_jobs
+from pivotrl.pivots.select import decision_of
 from pivotrl.training.rounds import check_rounds
 
 type _Unread = tuple[str, Callable[[Recipe], bool], str]
@@ -105,14 +105,13 @@ def _check_selection(loaded: LoadedRecipe, findings: Findings) -> None:
 def selects_anything(rule: SelectConfig, num_samples: int) -> bool:
     """Whether some number of successes among K passes the rule.
 
+    >>> from decimal import Decimal
+    >>> from pivotrl.config.schema import Eq5Rule
     >>> selects_anything(Eq5Rule(rule="eq5", lambda_diff=Decimal("0.1")), 8)
     False
     """
-    if isinstance(rule, Eq5Rule):
-        return any(Decimal(successes) < rule.lambda_diff * num_samples for successes in range(1, num_samples))
-    if isinstance(rule, WindowRule):
-        return any(rule.low * num_samples <= successes <= rule.high * num_samples for successes in range(num_samples + 1))
-    return True
+    keeps = decision_of(rule)
+    return isinstance(rule, RandomTurnsRule) or any(keeps(num_samples, successes) for successes in range(num_samples + 1))
 
 
 def _check_steps(loaded: LoadedRecipe, findings: Findings) -> None:

@@ -8,7 +8,7 @@ Called by `profiling/select.py`; the caller decides which split is selected from
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -27,6 +27,9 @@ TOO_EASY = "too easy"
 OUTSIDE_WINDOW = "outside window"
 NOT_DRAWN = "not drawn"
 QUARANTINED = "quarantined: "
+
+type Decision = Callable[[int, int], bool]
+"""Whether a candidate with (samples, successes) is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,21 @@ def decide(turn: ProfiledTurn, config: SelectConfig, *, drawn: frozenset[str]) -
             return KEPT
         case _:
             assert_never(config)
+
+
+def decision_of(config: SelectConfig) -> Decision:
+    """The rule on 0/1 rewards alone, without the random rule's draw; also what stopping early would decide.
+
+    >>> keeps = decision_of(Eq5Rule(rule="eq5", lambda_diff=Decimal("0.6")))
+    >>> keeps(16, 9), keeps(16, 10), keeps(16, 0), keeps(3, 2)
+    (True, False, False, False)
+    """
+
+    def keeps(samples: int, successes: int) -> bool:
+        rewards_K = (1.0,) * successes + (0.0,) * (samples - successes)
+        return decide(ProfiledTurn("", Domain.SWE, 0, rewards_K, None), config, drawn=frozenset()) == KEPT
+
+    return keeps
 
 
 def depth_bucket(turn_index: int) -> str:

@@ -8,7 +8,7 @@ keeps the rule for all workers; called by profile.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,14 @@ from typing import Any
 from pivotrl.config.profiling import AdaptiveConfig, ProfileConfig
 from pivotrl.config.schema import SelectConfig
 from pivotrl.pivots.pass_rates import GRID_R, Counts, PassRates
-from pivotrl.pivots.select import KEPT, ProfiledTurn, decide
+from pivotrl.pivots.select import Decision, decision_of
 from pivotrl.rundir import read_json, write_json
-from pivotrl.types import Domain
 
 ADAPTIVE = "adaptive.json"
 # Share of the prior that is uniform over 0..K successes: what the pilot did not show is unlikely, not impossible.
 _UNIFORM_SHARE = 1e-3
 _PRICES = (1.0, 1e9)
 _NUM_BISECTIONS = 60
-
-type Decision = Callable[[int, int], bool]
-"""Whether select keeps a candidate with (samples, successes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +89,6 @@ def write_rule(stage_dir: Path, config: ProfileConfig, select: SelectConfig, pil
 def read_rule(stage_dir: Path) -> StoppingRule:
     """The rule of a stage whose adaptive.json was written."""
     return StoppingRule.of_dict(read_json(stage_dir / ADAPTIVE))
-
-
-def decision_of(select: SelectConfig) -> Decision:
-    """Select's own rule on 0/1 rewards, which also says what stopping early would decide.
-
-    >>> from decimal import Decimal
-    >>> from pivotrl.config.schema import Eq5Rule
-    >>> keeps = decision_of(Eq5Rule(rule="eq5", lambda_diff=Decimal("0.6")))
-    >>> keeps(16, 9), keeps(16, 10), keeps(16, 0), keeps(3, 2)
-    (True, False, False, False)
-    """
-
-    def keeps(samples: int, successes: int) -> bool:
-        rewards_K = (1.0,) * successes + (0.0,) * (samples - successes)
-        return decide(ProfiledTurn("", Domain.SWE, 0, rewards_K, None), select, drawn=frozenset()) == KEPT
-
-    return keeps
 
 
 def counts_of(rows: Iterable[Mapping[str, Any]]) -> Counts:

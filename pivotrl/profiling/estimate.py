@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.dataset import profile_row
 from pivotrl.pivots.pass_rates import PassRates
+from pivotrl.pivots.select import decision_of
 from pivotrl.pivots.statistics import ClusteredMean, Interval
-from pivotrl.profiling.adaptive import counts_of, decision_of, stopping_rule
+from pivotrl.profiling.adaptive import counts_of, stopping_rule
 from pivotrl.profiling.measure import Measured, Measurer, ProfileSettings
 from pivotrl.profiling.units import Work
 from pivotrl.progress import progress_bar

@@ -16,8 +16,8 @@ from pivotrl.config.schema import Eq5Rule, SelectConfig, WindowRule
 from pivotrl.errors import UserError
 from pivotrl.pivots.dataset import DECISIONS, HELD_OUT, PIVOTS, SELECTION, ProfileStore, write_decisions, write_pivots
 from pivotrl.pivots.pass_rates import RARE, decision_rates
-from pivotrl.pivots.select import QUARANTINED, ProfiledTurn, Selection, select_pivots
-from pivotrl.profiling.adaptive import counts_of, decision_of
+from pivotrl.pivots.select import QUARANTINED, ProfiledTurn, Selection, decision_of, select_pivots
+from pivotrl.profiling.adaptive import counts_of
 from pivotrl.rundir import MANIFEST, Stage, read_json, write_json
 from pivotrl.types import Split
 

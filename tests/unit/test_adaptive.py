@@ -22,7 +22,8 @@ from pivotrl.config.profiling import AdaptiveConfig, PassRatePriorConfig
 from pivotrl.config.schema import Eq5Rule
 from pivotrl.pivots.dataset import ProfileStore
 from pivotrl.pivots.pass_rates import GRID_R, PassRates, decision_rates
-from pivotrl.profiling.adaptive import StoppingRule, _Table, counts_of, decision_of, stopping_rule
+from pivotrl.pivots.select import decision_of
+from pivotrl.profiling.adaptive import StoppingRule, _Table, counts_of, stopping_rule
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rundir import read_json
 
