@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pivotrl.pivots.statistics import Interval, cluster_bootstrap_interval
-from pivotrl.types import TrainSample
 
 if TYPE_CHECKING:
     from pivotrl.training.protocols import PolicyTrainer
@@ -52,18 +51,10 @@ def score_actions(
     trainer: PolicyTrainer, actions_N: Sequence[ScoredAction], *, temperature: float, micro_batch_tokens: int
 ) -> list[tuple[float, ...]]:
     """Log-probs of every action's tokens under the trainer's policy at a temperature, in the order of the actions."""
-    from pivotrl.training.batching import train_batch, train_micro_batches
+    from pivotrl.training.scoring import completion_logprobs
 
-    # Padded micro-batches take rows longest first; sorted the same way before, they come back in a known order.
-    order = sorted(range(len(actions_N)), key=lambda i: -len(actions_N[i].prompt_token_ids) - len(actions_N[i].token_ids))
-    samples = [TrainSample(str(i), actions_N[i].prompt_token_ids, actions_N[i].token_ids, 0.0, (0.0,) * len(actions_N[i].token_ids)) for i in order]
-    batches = train_micro_batches(train_batch(samples), batching="padded", micro_batch_tokens=micro_batch_tokens, skip_zero_variance=False)
-    rows = [row for found in trainer.token_logprobs(batches, temperature=temperature, reference=False) for row in found.tolist()]
-    scores: dict[int, tuple[float, ...]] = {}
-    for i, row in zip(order, rows, strict=True):
-        start = len(actions_N[i].prompt_token_ids)
-        scores[i] = tuple(row[start : start + len(actions_N[i].token_ids)])
-    return [scores[i] for i in range(len(actions_N))]
+    completed_N = [(action.prompt_token_ids, action.token_ids) for action in actions_N]
+    return completion_logprobs(trainer, completed_N, temperature=temperature, micro_batch_tokens=micro_batch_tokens)
 
 
 def order_preservation(

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pivotrl.config.engines import WeightSyncConfig
 from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
-from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.training.protocols import PolicyTrainer
-from pivotrl.types import Completion, TrainSample
+from pivotrl.training.scoring import completion_logprobs
 from pivotrl.weights.push import HasCensus
 
 # Mean over the probe, several times what rounding was seen to give: 5e-6 in float32, 0.03 in bfloat16 against a float32 trainer.
@@ -53,7 +52,8 @@ class WeightProbe:
             # The rollouts that follow will meet the same failure and count it.
             sys.stderr.write(f"the weights of policy version {engine.policy_version} could not be probed: {error}\n")
             return None
-        scored = self._scored(trainer, completion)
+        completed = (self._request.prompt_token_ids, completion.token_ids)
+        (scored,) = completion_logprobs(trainer, [completed], temperature=self._temperature, micro_batch_tokens=1)
         difference = math.fsum(abs(mine - theirs) for mine, theirs in zip(scored, completion.logprobs, strict=True)) / len(scored)
         limit = self._config.max_logprob_difference or (_ROUNDED_LIMIT if census.is_rounded else _LIMIT)
         if not difference <= limit:
@@ -63,10 +63,3 @@ class WeightProbe:
                 "uses something older or reads them otherwise (a packed head, experts, its prefix cache)"
             )
         return difference
-
-    def _scored(self, trainer: PolicyTrainer, completion: Completion) -> list[float]:
-        """The trainer's log-probs of the completion's tokens."""
-        sample = TrainSample("probe", self._request.prompt_token_ids, completion.token_ids, 0.0, completion.logprobs)
-        micro_batches = train_micro_batches(train_batch([sample]), batching="padded", micro_batch_tokens=1, skip_zero_variance=False)
-        (logprobs_B_T,) = trainer.token_logprobs(micro_batches, temperature=self._temperature, reference=False)
-        return logprobs_B_T.cpu()[micro_batches[0].action_mask_B_T.cpu() > 0].tolist()
