@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pivotrl.config.profiling import PassRatePriorConfig
 from pivotrl.identity import derive_seed
-from pivotrl.pivots.statistics import CONFIDENCE, Interval
+from pivotrl.pivots.statistics import BOUNDS, Interval
 
 type Floats = npt.NDArray[np.float64]
 type Counts = Mapping[tuple[int, int], int]
@@ -112,7 +112,7 @@ def _rate(rows: Floats, wrong_C: Floats, chosen_C: npt.NDArray[np.bool_]) -> Int
     if not num_chosen[0]:
         return Interval(math.nan, math.nan, math.nan, 0)
     rates: Floats = (rows * wrong_C)[:, chosen_C].sum(axis=1)[num_chosen > 0] / num_chosen[num_chosen > 0]
-    low, high = np.quantile(rates[1:], [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+    low, high = np.quantile(rates[1:], BOUNDS)
     return Interval(float(rates[0]), float(low), float(high), int(num_chosen[0]))
 
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 """Two-sided confidence of every interval in reports and manifests."""
+BOUNDS = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
+"""The quantiles of resamples that bound such an interval."""
 
 # Monte Carlo error of a 2.5 % quantile is below 0.4 % of the resamples' spread at this size.
 NUM_RESAMPLES = 2000
@@ -112,7 +114,7 @@ class ClusteredMean:
             return _EMPTY
         sums_C = np.array(list(self._sums.values()), dtype=np.float64)
         sizes_C = np.array(list(self._sizes.values()), dtype=np.float64)
-        low, high = np.quantile(_resampled_means(sums_C, sizes_C, seed), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+        low, high = np.quantile(_resampled_means(sums_C, sizes_C, seed), BOUNDS)
         num_rows = sum(self._sizes.values())
         return Interval(math.fsum(self._sums.values()) / num_rows, float(low), float(high), num_rows)
 

@@ -22,6 +22,7 @@ import torch
 
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
+from pivotrl.megatron.safetensors_headers import read_shapes
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
@@ -278,9 +279,8 @@ def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
     """The tensors of a checkpoint's safetensors files, from their headers alone, as an engine stores them in `dtype`.
 
     Raises:
-        UserError: for a directory without config.json or safetensors.
+        UserError: for a directory without config.json or safetensors, or with a file that is cut short.
     """
-    from safetensors import safe_open
     from transformers import AutoConfig
 
     files = sorted(checkpoint_dir.glob("*.safetensors"))
@@ -290,10 +290,7 @@ def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
             rule="the policy is a Hugging Face checkpoint directory",
             fix="check the path of the model or of the stage that writes it",
         )
-    tensors: dict[str, TensorSpec] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as reader:
-            tensors |= {name: TensorSpec(tuple(reader.get_slice(name).get_shape()), dtype) for name in reader.keys()}  # noqa: SIM118 - not a dict
+    tensors = {name: TensorSpec(shape, dtype) for file in files for name, shape in read_shapes(file).items()}
     is_tied = AutoConfig.from_pretrained(checkpoint_dir, local_files_only=True).get_text_config(decoder=True).tie_word_embeddings
     embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), None)
     if not is_tied or embedding is None:

@@ -18,13 +18,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroup
 
-from pivotrl.weights.buckets import Bucket
+from pivotrl.weights.buckets import Bucket, aligned_places
 from pivotrl.weights.manifest import dtype_named, tensor_record
 
 KIND = "broadcast"
 _TIMEOUT = timedelta(minutes=10)
-# Tensors of one bucket lie one after the other; a view needs its type's alignment.
-_ALIGNMENT = 64
 
 
 class BroadcastStore:
@@ -58,11 +56,8 @@ class BroadcastStore:
 
     def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
         """Lays the tensors one after the other on the device."""
-        offsets, end = [], 0
-        for _, tensor in tensors:
-            offsets.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._bytes = torch.empty(max(end, 1), dtype=torch.uint8, device=_device())
+        offsets, size = aligned_places([tensor.nbytes for _, tensor in tensors])
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=_device())
         for (_, tensor), offset in zip(tensors, offsets, strict=True):
             _view(self._bytes, tensor.dtype, tuple(tensor.shape), offset).copy_(tensor)
         return Bucket(KIND, "", tuple(tensor_record(name, tensor) for name, tensor in tensors), tuple(offsets))
@@ -99,8 +94,8 @@ class Member:
         """Takes part in the broadcast of a bucket; its tensors, on this process's device."""
         if self._group is None:
             raise ValueError("a bucket of weights is broadcast, but this engine was invited to no group")
-        size = max((offset + record.num_bytes for record, offset in zip(bucket.records, bucket.offsets, strict=True)), default=0)
-        data = torch.empty(max(-(-size // _ALIGNMENT) * _ALIGNMENT, 1), dtype=torch.uint8, device=_device())
+        _, size = aligned_places([record.num_bytes for record in bucket.records])
+        data = torch.empty(size, dtype=torch.uint8, device=_device())
         _broadcast(self._group, data)
         for record, offset in zip(bucket.records, bucket.offsets, strict=True):
             yield _view(data, dtype_named(record.dtype), record.shape, offset)

@@ -18,13 +18,11 @@ from typing import Any
 import torch
 
 from pivotrl.errors import UserError
-from pivotrl.weights.buckets import Bucket
+from pivotrl.weights.buckets import Bucket, aligned_places
 from pivotrl.weights.manifest import TensorRecord, dtype_named, tensor_record
 
 KIND = "shared_memory"
 _ROOT = Path("/dev/shm")
-# A cache line: torch's kernels read aligned memory faster.
-_ALIGNMENT = 64
 
 
 class SharedMemoryStore:
@@ -52,7 +50,7 @@ class SharedMemoryStore:
         Raises:
             UserError: where the machine's shared memory is too small.
         """
-        offsets, size = _places([tensor.nbytes for _, tensor in tensors])
+        offsets, size = aligned_places([tensor.nbytes for _, tensor in tensors])
         segment = self._segment(size)
         assert segment.buf is not None
         records: list[TensorRecord] = []
@@ -109,15 +107,6 @@ def read(bucket: Bucket) -> Iterator[torch.Tensor]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     for record, offset in zip(bucket.records, bucket.offsets, strict=True):
         yield _view(mapped, dtype_named(record.dtype), record.shape, offset)
-
-
-def _places(sizes: list[int]) -> tuple[list[int], int]:
-    """Offsets of tensors laid one after the other, and the bytes of all, at least 1."""
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return offsets, max(end, 1)
 
 
 def _view(buffer: memoryview | mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from pivotrl.identity import derive_seed
 from pivotrl.observability.fields import Fields, read_lines, read_object
 from pivotrl.observability.sinks import METRICS
 from pivotrl.observability.sinks import TIMING as STEP_TIMING
-from pivotrl.pivots.statistics import CONFIDENCE, NUM_RESAMPLES, Interval, cluster_bootstrap_interval
+from pivotrl.pivots.statistics import BOUNDS, NUM_RESAMPLES, Interval, cluster_bootstrap_interval
 from pivotrl.rundir import MANIFEST, TIMING
 
 _SPANS = ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum")
@@ -291,7 +291,7 @@ def _bounds(draws_R: Matrix) -> tuple[float, float]:
     finite = draws_R[np.isfinite(draws_R)]
     if not len(finite):
         return math.nan, math.nan
-    low, high = np.quantile(finite, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+    low, high = np.quantile(finite, BOUNDS)
     return float(low), float(high)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pivotrl.identity import derive_seed
-from pivotrl.pivots.statistics import CONFIDENCE, NUM_RESAMPLES, Interval, paired_difference, wilson_interval
+from pivotrl.pivots.statistics import BOUNDS, NUM_RESAMPLES, Interval, paired_difference, wilson_interval
 
 # Sign patterns enumerated exactly; above it they are drawn.
 _MAX_EXACT_SIGNS = 12
@@ -84,7 +84,7 @@ class Estimate:
         """With n = attempts; bounds are NaN where nothing is known about the spread."""
         low, high = self.bounds if self.bounds is not None else (math.nan, math.nan)
         if self.bounds is None and self.draws_R is not None:
-            low, high = np.nanquantile(self.draws_R, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+            low, high = np.nanquantile(self.draws_R, BOUNDS)
         return Interval(self.value, float(low), float(high), self.num_attempts)
 
 
