@@ -10,6 +10,7 @@ that cannot exchange both are. A process whose collective hangs or dies is a chi
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import shutil
@@ -19,6 +20,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 _GIB = 2**30
 _GIGA = 1e9
@@ -26,6 +31,8 @@ _PAIR_BYTES = 64 * 2**20
 _NUM_REDUCTIONS = 3
 # A network file system may show a new file only after its caches have expired.
 _FILE_PATIENCE_S = 60.0
+# A machine under load may take seconds to start or to end a process, or to see that a wait is over.
+_SLACK_S = 5.0
 _OK = "ok"
 
 
@@ -84,49 +91,76 @@ def group_problem(place: Place, options: argparse.Namespace) -> str:
     """What is wrong between this process and the others, as a verdict; empty where nothing is."""
     if place.num_nodes * place.per_node == 1:
         return ""
-    from torch.distributed import DistError, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     patience = timedelta(seconds=options.timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_first = place.node_index == place.local_rank == 0
     try:
         store = TCPStore(address, port, is_master=is_first, timeout=patience, wait_for_workers=False)
-        skew_s = clock_skew_s(PrefixStore("clock", store), place, is_first=is_first, patience_s=options.timeout_s)
+        skew_s, present = first_word(store, place, is_first=is_first, patience_s=options.timeout_s)
+        if place.node_index not in present:
+            return f"bad its processes were not all there within {options.timeout_s:g} s of the first node's"
+        # A node whose clock is off takes part, or the others would wait for it.
+        problem = exchange_problem(Stages(store, len(present) * place.per_node, options.timeout_s), place, present, options)
+        if skew_s > options.max_clock_skew_s:
+            problem = f"bad its clock differs by {skew_s:.1f} s from the first node's, {options.max_clock_skew_s:g} s are allowed"
+        store.add("done", 1)
+        if is_first:
+            # The store is this process's: the others still need it.
+            _wait_for_count(store, "done", len(present) * place.per_node, patience_s=options.timeout_s)
     except (DistError, RuntimeError) as error:
         return (
             f"bad its processes cannot meet: {_first_line(error)}"
             if is_first
             else f"blames {options.first_node} it cannot be reached at {address}:{port}"
         )
-    if skew_s > options.max_clock_skew_s:
-        return f"bad its clock differs by {skew_s:.1f} s from the first node's, {options.max_clock_skew_s:g} s are allowed"
-    # Those that did not come are bad already; nobody waits for them again.
-    members = [[f"clock/here/{index}/{local}" for local in range(place.per_node)] for index in range(place.num_nodes)]
-    present = frozenset(index for index, keys in enumerate(members) if store.check(keys))
-    problem = exchange_problem(place, present, options)
-    store.add("done", 1)
-    if is_first:
-        # The store is this process's: the others still need it.
-        _wait_for_count(store, "done", len(present) * place.per_node, patience_s=2 * options.timeout_s)
     return problem
 
 
-def clock_skew_s(store: object, place: Place, *, is_first: bool, patience_s: float) -> float:
-    """How far this clock is from the first process's, a message's time included: all wait for its word, which is its time.
+def first_word(store: Store, place: Place, *, is_first: bool, patience_s: float) -> tuple[float, frozenset[int]]:
+    """How far this clock is from the first process's, in s, a message's time included, and the nodes that are there, the same for all.
 
-    The first process does not wait for those that do not come.
+    The first process waits `patience_s` for those that do not come, then gives its word: its time, and the nodes of which all processes came.
+    A node that is not among them came too late; nobody waits for it again.
+
+    Raises:
+        DistError: where the first process gives no word.
     """
-    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
-
-    assert isinstance(store, Store)
     store.set(f"here/{place.node_index}/{place.local_rank}", "")
     store.add("arrived", 1)
     if is_first:
         _wait_for_count(store, "arrived", place.num_nodes * place.per_node, patience_s=patience_s)
-        store.set("now", repr(time.time()))
-        return 0.0
-    said = float(store.get("now"))
-    return abs(time.time() - said)
+        members = [[f"here/{index}/{local}" for local in range(place.per_node)] for index in range(place.num_nodes)]
+        present = [index for index, keys in enumerate(members) if store.check(keys)]
+        store.set("word", json.dumps([time.time(), present]))
+        return 0.0, frozenset(present)
+    # The first process's wait may have begun after this one's, and with a node that does not come it lasts to its end.
+    store.wait(["word"], timedelta(seconds=patience_s + _SLACK_S))
+    said_s, present = json.loads(store.get("word"))
+    return abs(time.time() - said_s), frozenset(present)
+
+
+class Stages:
+    """Stages that all present processes leave together: once each has tried, or when a stage's time is up for all.
+
+    So nobody waits for a partner that still waits for another one, and a bad node does not take its neighbours along.
+
+    Args:
+        count: processes that are present.
+        patience_s: what one attempt may take.
+    """
+
+    def __init__(self, store: Store, count: int, patience_s: float) -> None:
+        self._store, self._count, self._stage_s = store, count, patience_s + _SLACK_S
+        self._began_s, self._num_ended = time.monotonic(), 0
+
+    def end(self) -> None:
+        """This process has tried; returns when all have. It is called equally often by all, soon after `first_word`."""
+        key = f"stage/{self._num_ended}"
+        self._num_ended += 1
+        self._store.add(key, 1)
+        _wait_for_count(self._store, key, self._count, patience_s=self._began_s + self._num_ended * self._stage_s - time.monotonic())
 
 
 def neighbour_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
@@ -142,20 +176,22 @@ def neighbour_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
     return [*rounds, [pairs[-1]]] if num_nodes % 2 else rounds
 
 
-def exchange_problem(place: Place, present: frozenset[int], options: argparse.Namespace) -> str:
+def exchange_problem(stages: Stages, place: Place, present: frozenset[int], options: argparse.Namespace) -> str:
     """Tries the node's own processes, then each neighbour that is present; a verdict, empty where tensors pass fast enough."""
-    if place.per_node > 1 and place.node_index in present:
-        problem = _try_group(f"node/{place.node_index}", place.local_rank, place.per_node, options, min_gb_per_s=0.0)
-        if problem:
-            return f"bad its own processes cannot exchange tensors: {problem}"
+    own_problem = ""
+    if place.per_node > 1:
+        own_problem = _try_group(f"node/{place.node_index}", place.local_rank, place.per_node, options, min_gb_per_s=0.0)
+        stages.end()
     problems: list[str] = []
-    num_tried = 0
-    for pair in (pair for pairs in neighbour_rounds(place.num_nodes) for pair in pairs if place.node_index in pair and present.issuperset(pair)):
-        num_tried += 1
-        name = f"pair/{pair[0]}-{pair[1]}/{place.local_rank}"
-        if problem := _try_group(name, pair.index(place.node_index), 2, options, min_gb_per_s=options.min_pair_gb_per_s):
-            problems.append(problem)
-    return f"bad no neighbour can exchange tensors with it: {problems[0]}" if num_tried and len(problems) == num_tried else ""
+    for pairs in neighbour_rounds(place.num_nodes):
+        for pair in pairs:
+            if place.node_index in pair and present.issuperset(pair) and not own_problem:
+                name = f"pair/{pair[0]}-{pair[1]}/{place.local_rank}"
+                problems.append(_try_group(name, pair.index(place.node_index), 2, options, min_gb_per_s=options.min_pair_gb_per_s))
+        stages.end()
+    if own_problem:
+        return f"bad its own processes cannot exchange tensors: {own_problem}"
+    return f"bad no neighbour can exchange tensors with it: {problems[0]}" if problems and all(problems) else ""
 
 
 def _try_group(name: str, rank: int, size: int, options: argparse.Namespace, *, min_gb_per_s: float) -> str:
@@ -221,9 +257,9 @@ def _reduce(name: str, rank: int, size: int, gpus: int, timeout_s: float) -> str
     return _PAIR_BYTES * _NUM_REDUCTIONS / (time.monotonic() - started_s) / _GIGA
 
 
-def _wait_for_count(store: object, key: str, count: int, *, patience_s: float) -> None:
+def _wait_for_count(store: Store, key: str, count: int, *, patience_s: float) -> None:
     deadline_s = time.monotonic() + patience_s
-    while store.add(key, 0) < count and time.monotonic() < deadline_s:  # pyright: ignore[reportAttributeAccessIssue]
+    while store.add(key, 0) < count and time.monotonic() < deadline_s:
         time.sleep(0.1)
 
 

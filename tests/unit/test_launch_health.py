@@ -7,11 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from pivotrl.launching.health import neighbour_rounds, node_problem
+from pivotrl.launching import health
+from pivotrl.launching.health import Place, Stages, exchange_problem, first_word, neighbour_rounds, node_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"gpus": 0, "min_free_gib": 0.0, "max_clock_skew_s": 30.0, "min_pair_gb_per_s": 0.0, "timeout_s": 20.0}
@@ -52,19 +58,72 @@ def test_every_node_meets_two_neighbours_and_one_at_a_time(num_nodes: int) -> No
     assert all(len(others) == min(2, num_nodes - 1) for others in met.values())
 
 
+def test_the_others_outlast_the_first_process_that_waits_for_an_absent_node() -> None:
+    """The first one's wait begins after the others', whose stores give up after the same time unless they are told otherwise."""
+    patience_s = 1.0
+    held = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=patience_s), wait_for_workers=False)
+    store = TCPStore("127.0.0.1", held.port, is_master=False, timeout=timedelta(seconds=patience_s))
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(first_word, store, Place("b", 1, 3, 0, 1), is_first=False, patience_s=patience_s)
+        time.sleep(patience_s / 2)
+        first = threads.submit(first_word, held, Place("a", 0, 3, 0, 1), is_first=True, patience_s=patience_s)
+        assert first.result() == (0.0, frozenset({0, 1}))
+        assert other.result()[1] == frozenset({0, 1})
+    # It is told so, too, by everyone's list: nobody will exchange anything with it.
+    assert first_word(held, Place("c", 2, 3, 0, 1), is_first=False, patience_s=patience_s)[1] == frozenset({0, 1})
+
+
+@pytest.mark.parametrize("num_nodes", [4, 5])
+def test_a_node_that_hangs_takes_no_neighbour_along(monkeypatch: pytest.MonkeyPatch, num_nodes: int) -> None:
+    """Node 0 waits for the hanging node 1 in the first round, as long as anyone waits, while its other neighbour has nothing to wait for yet."""
+    patience_s, hanging = 1.0, 1
+    meetings = {f"pair/{a}-{b}/0": threading.Barrier(2) for pairs in neighbour_rounds(num_nodes) for a, b in pairs}
+
+    def try_group(name: str, rank: int, size: int, options: argparse.Namespace, *, min_gb_per_s: float) -> str:
+        try:
+            if str(hanging) not in name.split("/")[1].split("-"):
+                meetings[name].wait(patience_s)
+                return ""
+        except threading.BrokenBarrierError:
+            return "nobody came"
+        # A child that hangs is also ended, which takes its time.
+        time.sleep(1.5 * patience_s)
+        return "it hangs"
+
+    monkeypatch.setattr(health, "_try_group", try_group)
+    store, options = HashStore(), argparse.Namespace(min_pair_gb_per_s=0.0)
+
+    def problem(index: int) -> str:
+        return exchange_problem(Stages(store, num_nodes, patience_s), Place("n", index, num_nodes, 0, 1), frozenset(range(num_nodes)), options)
+
+    with ThreadPoolExecutor(num_nodes) as threads:
+        problems = list(threads.map(problem, range(num_nodes)))
+    assert [index for index, verdict in enumerate(problems) if verdict] == [hanging]
+
+
+def _port() -> int:
+    """One that no other process is given: below those that the kernel hands out, begun at this process's own place."""
+    low = 16000 + os.getpid() % 8000
+    for port in range(low, low + 8000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("absent", [frozenset[int](), frozenset({1})])
 def test_processes_meet_and_an_absent_node_takes_no_other_along(tmp_path: Path, absent: frozenset[int]) -> None:
     (tmp_path / "token").write_text("7\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     nodes = ["a", "b", "c"]
     values = {**OPTIONS, "directory": tmp_path, "scratch": tmp_path, "token": "7", "first_node": "a"}
     words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     place = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(_port()),
         "WORLD_SIZE": "3",
         "SLURM_NTASKS": "3",
         "SLURM_STEP_NUM_NODES": "3",
