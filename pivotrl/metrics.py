@@ -109,6 +109,7 @@ _CORE = {
     "time/train_s/sum": "Wall time spent in forward, backward and update, seconds",
     "time/sync_s/sum": "Wall time spent handing weights to the engine, seconds",
     "eval/held_out_reward/mean": "Mean reward on held-out pivots, same sampling as training",
+    "eval/world_success/mean": "Share of the world's test episodes that end in success (train.curve)",
 }
 for _name, _meaning in _CORE.items():
     register(_name, _meaning)

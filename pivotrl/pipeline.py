@@ -51,13 +51,19 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
 
 def run_all(loaded: LoadedRecipe, run: Path) -> None:
     """Runs every stage of the recipe in order and prints the final table."""
-    pivots = [] if loaded.recipe.train.episodes is not None else ["profile", "select"]
-    names = ["ingest", *(["sft"] if loaded.recipe.sft is not None else []), *pivots, "train", "eval", "report"]
-    for name in names:
+    for name in stages_of(loaded):
         run_stage(name, loaded, run)
     from pivotrl.evaluation.summary import final_table
 
     results_console().print(final_table(run))
+
+
+def stages_of(loaded: LoadedRecipe) -> list[str]:
+    """The stages that `run` goes through, in order: an SFT baseline ends with `sft`, end-to-end RL has no pivots."""
+    recipe = loaded.recipe
+    pivots = [] if recipe.train.episodes is not None else ["profile", "select"]
+    learning = [] if recipe.eval.of == "sft" else [*pivots, "train"]
+    return ["ingest", *(["sft"] if recipe.sft is not None else []), *learning, "eval", "report"]
 
 
 def prepare(name: str, loaded: LoadedRecipe, run: Path) -> None:
@@ -260,10 +266,11 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
 
 def _eval(loaded: LoadedRecipe, run: Path) -> None:
     recipe = loaded.recipe
-    train_dir, reference = Stage.require(run, "train"), build.reference_checkpoint(loaded, run)
-    inputs = {"train": output_hash(train_dir), "reference": checkpoint_hash(reference)}
-    # End-to-end RL has no profile, and so no held-out turns.
-    select_dir = Stage.require(run, "select") if recipe.train.episodes is None else None
+    made_dir, is_sft = Stage.require(run, recipe.eval.of), recipe.eval.of == "sft"
+    reference, trained = build.start_checkpoint(loaded, run) if is_sft else build.reference_checkpoint(loaded, run), made_dir / build.HF_DIR
+    inputs = {recipe.eval.of: output_hash(made_dir), "reference": checkpoint_hash(reference)}
+    # End-to-end RL and SFT have no profile, and so no held-out turns.
+    select_dir = Stage.require(run, "select") if not is_sft and recipe.train.episodes is None else None
     if select_dir is not None:
         inputs["select"] = output_hash(select_dir)
     stage = open_stage(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
@@ -281,7 +288,7 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
         stage,
         recipe.eval,
         EvalInputs(
-            checkpoints={REFERENCE: reference, TRAINED: train_dir / build.HF_DIR},
+            checkpoints={label: path for label, path in ((REFERENCE, reference), (TRAINED, trained)) if label in recipe.eval.checkpoints},
             open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint),
             held_out=local_tasks(held_out, TrajectoryStore.open(Stage.require(run, "ingest"))),
             trajectory_of={pivot.candidate_id: pivot.trajectory_id for pivot in held_out},
@@ -289,7 +296,7 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
             sampling=recipe.sampling,
             max_prompt_tokens=recipe.render.max_prompt_tokens,
             run_seed=recipe.seed,
-            diagnose=diagnosis(loaded, run, reference=reference, trained=train_dir / build.HF_DIR),
+            diagnose=diagnosis(loaded, run, reference=reference, trained=trained),
         ),
     )
 

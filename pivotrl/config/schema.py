@@ -215,8 +215,13 @@ type SuiteConfig = Annotated[HeldOutSuite | WorldSuite | SkillsSuite, Field(disc
 class EvalConfig(Section):
     """Scores of the reference and of the trained checkpoint, with intervals."""
 
+    of: Literal["train", "sft"] = "train"
+    """The stage whose result is the trained checkpoint. train: against the reference policy it started from; sft, for a baseline without RL: against
+    the model that `sft` started from."""
+    checkpoints: Annotated[tuple[Literal["reference", "trained"], ...], Field(min_length=1)] = ("reference", "trained")
+    """Checkpoints to score. `trained` alone where another run has the same reference; there is no difference then."""
     suites: tuple[SuiteConfig, ...]
-    """Suites to run on both checkpoints."""
+    """Suites to run on each of them."""
     max_infra_frac: Fraction01 = 0.05
     """The stage stops where more than this share of a suite's verdicts is the infrastructure's fault."""
     diagnostics: DiagnosticsConfig | None = None
@@ -285,6 +290,24 @@ class Recipe(Section):
             raise ValueError("train.episodes is set and eval.suites names held_out, whose turns come from a profile; drop that suite")
         if self.eval.diagnostics is not None:
             raise ValueError("train.episodes is set with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
+        return self
+
+    @model_validator(mode="after")
+    def _curves_have_a_world(self) -> Recipe:
+        if self.train.curve is not None and self.world is None:
+            raise ValueError("train.curve is set but there is no `world` to play its test tasks in; add a `world` section, or leave train.curve out")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluated_stage_exists(self) -> Recipe:
+        if self.eval.of == "train":
+            return self
+        if self.sft is None:
+            raise ValueError("eval.of is sft but there is no `sft` section; add one, or evaluate what `train` makes")
+        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
+            raise ValueError("eval.of is sft and eval.suites names held_out, whose turns come from a profile; drop that suite")
+        if self.eval.diagnostics is not None:
+            raise ValueError("eval.of is sft with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
         return self
 
     @model_validator(mode="after")

@@ -102,6 +102,15 @@ class ValidationConfig(Section):
     """Validations without a new best before the run stops early (None: never)."""
 
 
+class CurveConfig(Section):
+    """Success of whole episodes on the test tasks of the recipe's world, for figures of accuracy over cost. It chooses no checkpoint."""
+
+    every_steps: PositiveInt
+    """Steps between measurements; step 0 and the last step always."""
+    num_samples: PositiveInt
+    """Episodes per test task."""
+
+
 class TrainConfig(Section):
     """GRPO on pivots, Algorithm 1 and Eq. 7."""
 
@@ -140,6 +149,8 @@ class TrainConfig(Section):
     """The run stops where a step has more than this share of infra verdicts."""
     validation: ValidationConfig | None = None
     """Held-out validation, or None."""
+    curve: CurveConfig | None = None
+    """Success on the world's test tasks over the steps, or None; not counted as cost."""
     reprofile: ReprofileConfig | None = None
     """Profile and select again with the current policy when the pivots have no more to teach, or None: one pivot set for the whole run."""
     parity: ParityConfig | None = None

@@ -122,7 +122,7 @@ def world_success[TaskT: WorldTask](
     items = [
         ItemScore(name, episode.task_id, families[episode.task_id], float(episode.success), num_turns=episode.num_turns) for name, episode in episodes
     ]
-    shown = episodes[:: max(1, len(episodes) // num_shown)][:num_shown]
+    shown = episodes[:: max(1, len(episodes) // max(1, num_shown))][:num_shown]
     samples = [_shown(name, float(episode.success), episode.state().messages, {"end": dict(episode.outcome())}) for name, episode in shown]
     return SuiteScores(tuple(items), tuple(samples))
 

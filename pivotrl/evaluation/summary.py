@@ -35,10 +35,10 @@ def final_table(run: Path) -> Table:
         caption="\n".join([*_gains(differences), _caption(run)]),
         caption_justify="left",
     )
-    for name in sorted(differences, key=_ORDER.index):
-        change = differences[name]
-        before, after = rows[name, REFERENCE], rows[name, TRAINED]
-        table.add_row(_TITLES[name], _score(before), _score(after), _change(change), str(after["n"]))
+    for name in sorted({suite for suite, _ in rows}, key=_ORDER.index):
+        before, after = rows.get((name, REFERENCE)), rows.get((name, TRAINED))
+        n = max(row["n"] for row in (before, after) if row is not None)
+        table.add_row(_TITLES[name], _score(before), _score(after), _change(differences.get(name)), str(n))
     return table
 
 
@@ -46,7 +46,8 @@ def turns_used(run: Path) -> dict[str, int]:
     """Assistant turns sampled to make the checkpoint: profiling and training. Validation and evaluation are not in it."""
     manifest = run / "profile" / MANIFEST
     profile = read_json(manifest)["summary"]["cost"]["turns"] if manifest.exists() else 0
-    steps = [row["perf/env_turns/sum"] for row in read_jsonl(run / "train" / "metrics.jsonl") if "perf/env_turns/sum" in row]
+    metrics = run / "train" / "metrics.jsonl"
+    steps = [row["perf/env_turns/sum"] for row in (read_jsonl(metrics) if metrics.exists() else ()) if "perf/env_turns/sum" in row]
     return {"profiling": int(profile), "training": int(max(steps, default=0))}
 
 
@@ -65,9 +66,11 @@ def _gains(differences: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _score(row: Mapping[str, Any]) -> str:
+def _score(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not scored"
     return "none" if row["score"] is None else f"{row['score']:.3f}"
 
 
-def _change(row: Mapping[str, Any]) -> str:
-    return "none" if row["difference"] is None else f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
+def _change(row: Mapping[str, Any] | None) -> str:
+    return "none" if row is None or row["difference"] is None else f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"

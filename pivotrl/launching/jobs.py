@@ -71,7 +71,8 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
     if recipe.sft is not None:
         jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, processes_per_node=processes))
-    if recipe.train.episodes is None:
+    is_trained = recipe.eval.of == "train"
+    if is_trained and recipe.train.episodes is None:
         jobs.append(
             Job(
                 "profile",
@@ -83,9 +84,10 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
         )
         merge = (_stage("profile", *local),) if shards > 1 else ()
         jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
-    jobs.append(Job("train", "GRPO on pivots or episodes", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
+    if is_trained:
+        jobs.append(Job("train", "GRPO on pivots or episodes", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
     if launch.convert_to is not None:
-        words = ("pivotrl", "convert", "{run}/train/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
+        words = ("pivotrl", "convert", f"{{run}}/{recipe.eval.of}/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
         jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))
     jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval", *local),)))
     jobs.append(Job("report", "the run's page", (Command("report", ("pivotrl", "report", "{run}")),)))

@@ -1,6 +1,6 @@
 """Append-only JSONL files whose length a checkpoint can name: what a lost step wrote is cut off before it is written again.
 
-One writer per file. Used for the ledger (which pivots each step learned from), the rollouts and the validations of a run.
+One writer per file. Used for the ledger (which pivots each step learned from), the rollouts, the validations and the curve of a run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import orjson
 LEDGER = "ledger.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 VALIDATIONS = "validation.jsonl"
+CURVE = "curve.jsonl"
 
 
 class Ledger:

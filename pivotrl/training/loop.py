@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper, and SFT, as one loop: a source gives a step's data, the trainer learns from them, the policy is published.
 
-Step s is the policy after s optimizer steps: row s of the metrics holds its held-out reward, the rollouts it sampled and the
+Step s is the policy after s optimizer steps: row s of the metrics holds its scores, the rollouts it sampled and the
 update made from them. SFT, PivotRL and every ablation differ in the source and the loss passed in, never here. Called by
 training/stages.py; everything on disk (metrics, rollouts, ledger, checkpoints) is the record's.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
+from pivotrl.training.checks import Checks
 from pivotrl.training.metrics import Stopwatch, objective_metrics
 from pivotrl.training.protocols import PolicyTrainer, Source
 from pivotrl.training.record import RunRecord
-from pivotrl.training.validation import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,16 @@ class LoopPlan:
         return step in (0, self.num_steps) or step // every > (step - self.updates_per_rollout) // every
 
 
-def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: LoopPlan, record: RunRecord, validation: Validation | None) -> None:
+def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: LoopPlan, record: RunRecord, checks: Checks) -> None:
     """Runs to the last step or an early stop, from the latest checkpoint where there is one."""
     if (position := record.resume(trainer)) is not None:
         source.resume(trainer, position)
 
     while True:
         step, watch = trainer.steps_done, Stopwatch()
-        held_out = {}
-        if validation is not None and plan.is_due(step, every=validation.every_steps):
-            held_out = record.validated(trainer, validation.score(), patience=validation.patience)
+        scores = checks.book(trainer, plan, record)
         if step >= plan.num_steps or record.is_stopped_early:
-            return record.log_last(step, held_out)
+            return record.log_last(step, scores)
 
         with watch.span("rollout"):
             data = source.batch(step)
@@ -64,7 +62,7 @@ def run_loop(trainer: PolicyTrainer, source: Source, loss: LossFunction, plan: L
 
         is_due = plan.is_due(trainer.steps_done, every=plan.checkpoint_every)
         drift = {"optim/parameter_drift/mean": trainer.parameter_drift()} if is_due else {}
-        record.log(step, data, {**held_out, **data.metrics, **objective_metrics(results), **drift, **watch.metrics(data, results)})
+        record.log(step, data, {**scores, **data.metrics, **objective_metrics(results), **drift, **watch.metrics(data, results)})
         if is_due or record.is_asked_to_stop:
             record.save(trainer, source.position())
 

@@ -1,6 +1,7 @@
 """Everything a training stage leaves on disk, and how an interrupted one is taken back to its last checkpoint.
 
-Files below the stage: metrics.jsonl and timing.jsonl (the sink's), rollouts.jsonl, ledger.jsonl, validation.jsonl, checkpoints/, best/.
+Files below the stage: metrics.jsonl and timing.jsonl (the sink's), rollouts.jsonl, ledger.jsonl, validation.jsonl,
+curve.jsonl, checkpoints/, best/.
 A checkpoint stores the byte length of each file; resuming cuts the files to it, so the steps that are done again write the
 same bytes in the same place. One writer; called by the loop.
 """
@@ -16,7 +17,7 @@ from pivotrl.errors import StopRequestedError
 from pivotrl.observability.sinks import MetricSink, SinkPosition
 from pivotrl.progress import ProgressBar
 from pivotrl.training.checkpoints import Best, Checkpoints
-from pivotrl.training.ledger import LEDGER, ROLLOUTS, VALIDATIONS, Ledger
+from pivotrl.training.ledger import CURVE, LEDGER, ROLLOUTS, VALIDATIONS, Ledger
 from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import HeldOutScore
@@ -31,7 +32,7 @@ class RunRecord:
 
     def __init__(self, stage_dir: Path, sink: MetricSink, bar: ProgressBar, *, num_steps: int, updates_per_rollout: int, trace: StepTrace) -> None:
         self._sink, self._bar, self._num_steps, self._updates_per_rollout = sink, bar, num_steps, updates_per_rollout
-        self._ledgers = {name: Ledger(stage_dir / name) for name in (LEDGER, ROLLOUTS, VALIDATIONS)}
+        self._ledgers = {name: Ledger(stage_dir / name) for name in (LEDGER, ROLLOUTS, VALIDATIONS, CURVE)}
         self._trace = trace
         self._stop_file = stage_dir.parent / STOP_FILE
         self.checkpoints = Checkpoints(stage_dir)
@@ -59,6 +60,11 @@ class RunRecord:
         self.is_stopped_early = patience is not None and self.best.num_since >= patience
         self._ledgers[VALIDATIONS].append([{"step": step, **score.as_dict()}])
         return {"eval/held_out_reward/mean": score.mean.value}
+
+    def measured(self, step: int, point: Mapping[str, Any]) -> dict[str, float]:
+        """Books a point of the success curve."""
+        self._ledgers[CURVE].append([{"step": step, **point}])
+        return {"eval/world_success/mean": point["value"]}
 
     def log(self, step: int, data: StepData, metrics: Mapping[str, float]) -> None:
         """Books one round: its rollouts, what it learned from, its metrics."""

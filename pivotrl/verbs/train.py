@@ -9,11 +9,15 @@ from pathlib import Path
 
 from pivotrl import build
 from pivotrl.config.load import LoadedRecipe
+from pivotrl.config.schema import Recipe
 from pivotrl.pipeline import checkpoint_hash, open_stage, template_hash
 from pivotrl.pivots.dataset import PivotStore
 from pivotrl.profiling.tasks import local_tasks
+from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rundir import Stage, output_hash
 from pivotrl.training.ahead import sampling_ahead
+from pivotrl.training.checks import Checks
+from pivotrl.training.curve import SuccessCurve
 from pivotrl.training.episodes import EpisodeSource, training_tasks
 from pivotrl.training.parity import gated
 from pivotrl.training.sources import PivotSource
@@ -47,7 +51,8 @@ def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
     recipe, config = loaded.recipe, loaded.recipe.train
     select_dir, ingest_dir, reference = Stage.require(run, "select"), Stage.require(run, "ingest"), build.reference_checkpoint(loaded, run)
     inputs = {"select": output_hash(select_dir), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
-    stage = open_stage(loaded, run, "train", _SECTIONS, inputs)
+    sections = (*_SECTIONS, "world") if config.curve is not None else _SECTIONS
+    stage = open_stage(loaded, run, "train", sections, inputs)
     if stage is None:
         return
     build.set_threads(loaded)
@@ -72,7 +77,7 @@ def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
         with sampling_ahead(source, config) as ahead:
             rounds = gated(ahead, sampler, tasks, trainer, recipe=recipe, scratch_dir=stage.path)
-            run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, validation=validation)
+            run_train(stage, trainer, rounds, config=config, sampling=recipe.sampling, checks=Checks(validation, _curve(recipe, sampler)))
 
 
 def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
@@ -100,4 +105,12 @@ def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
             weight_sync=recipe.weight_sync,
         )
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
-        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, validation=None)
+        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, checks=Checks(curve=_curve(recipe, sampler)))
+
+
+def _curve(recipe: Recipe, sampler: LocalSampler) -> SuccessCurve | None:
+    if recipe.train.curve is None:
+        return None
+    assert recipe.world is not None, "the schema demands a world section"
+    limits = {"sampling": recipe.sampling, "max_prompt_tokens": recipe.render.max_prompt_tokens}
+    return SuccessCurve(sampler, recipe.train.curve, world=recipe.world, **limits, seed=recipe.seed)

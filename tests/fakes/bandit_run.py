@@ -14,6 +14,8 @@ from pivotrl.config.schema import SamplingConfig, TrainConfig
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage
 from pivotrl.training.ahead import sampling_ahead
+from pivotrl.training.checks import Checks
+from pivotrl.training.curve import SuccessCurve
 from pivotrl.training.pivot_sets import PivotSets
 from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
@@ -30,6 +32,19 @@ def sampling_config(truncated: str = "zero", temperature: float = 1.0) -> Sampli
 def bandit_train_config(**changes: object) -> TrainConfig:
     base: dict[str, object] = {"num_steps": 5, "pivots_per_step": 2, "group_size": 6, "checkpoint_every": 2}
     return train_config(**{**base, **changes})
+
+
+@dataclasses.dataclass
+class VersionCurve:
+    """Whose value is the version of the policy that it measured."""
+
+    every_steps: int
+    engine: BanditEngine
+    on_call: Callable[[str], None]
+
+    def point(self) -> dict[str, Any]:
+        self.on_call("curve")
+        return {"value": float(self.engine.policy_version), "items": []}
 
 
 def run_bandit(
@@ -56,8 +71,9 @@ def run_bandit(
         # Other ids, so other random numbers, but states the table can learn.
         held_out = [dataclasses.replace(task, candidate_id=f"held-out-{i}") for i, task in enumerate(tasks[:NUM_HELD_OUT])]
         validation = Validation(face, held_out, config.validation, truncated=sampling.truncated, max_infra_frac=config.max_infra_frac, seed=SEED)
+    curve = None if config.curve is None else cast(SuccessCurve, VersionCurve(config.curve.every_steps, sampler.engine, on_call))
     with sampling_ahead(source, config) as rounds:
-        summary = run_train(stage, trainer, rounds, config=config, sampling=sampling, validation=validation)
+        summary = run_train(stage, trainer, rounds, config=config, sampling=sampling, checks=Checks(validation, curve))
     return summary, trainer, sampler
 
 

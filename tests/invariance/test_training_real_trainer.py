@@ -24,6 +24,7 @@ from pivotrl.rollouts.pool import EnginePool
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.rundir import Stage, read_jsonl
+from pivotrl.training.checks import Checks
 from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
 from pivotrl.training.validation import Validation
@@ -96,7 +97,7 @@ def run(folder: Path, hf_dir: Path, train: TrainConfig, *, trainer_class: type[T
     )
     stage = Stage("train", folder, {"stage": "train"}, started_s=0.0)
     folder.mkdir(exist_ok=True)
-    run_train(stage, trainer, source, config=train, sampling=SAMPLING, validation=validation)
+    run_train(stage, trainer, source, config=train, sampling=SAMPLING, checks=Checks(validation))
     engine.close()
 
 

@@ -11,6 +11,7 @@ from fakes.scripted_desk import SAMPLING, ScriptedDesk, sampler_of
 
 from pivotrl.actions.registry import action_format
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, RenderConfig, SkillsSuite, SuiteConfig, ToolCallVerifierConfig, WorldConfig, WorldSuite
+from pivotrl.config.training import CurveConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation.runner import REFERENCE, SCORES, TRAINED, UNITS, EvalInputs, run_eval
 from pivotrl.evaluation.scores import difference_row, gain_row, interval, suite_row
@@ -22,6 +23,7 @@ from pivotrl.rollouts.engine import EngineError
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import SUCCESS, Stage, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.training.curve import SuccessCurve
 from pivotrl.types import Action, State, Verdict
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.worlds.generate import pretraining_mixture, tokenizer_texts
@@ -274,3 +276,22 @@ def test_an_all_zero_score_has_an_honest_interval() -> None:
     found = interval(items, run_seed=1)
     assert (found.value, found.low, found.n) == (0.0, 0.0, 32)
     assert found.high == pytest.approx(wilson_interval(0, 16).high)
+
+
+def test_a_point_of_the_curve_is_what_the_suite_measures(bench: Bench, tmp_path: Path) -> None:
+    evaluate(bench, tmp_path)
+    suite = read_json(tmp_path / "eval" / UNITS / "world-trained.json")
+    config = CurveConfig(every_steps=1, num_samples=2)
+    point = SuccessCurve(bench.open(Path(TRAINED)), config, world=WORLD, sampling=SAMPLING, max_prompt_tokens=216, seed=SEED).point()
+    assert point == {"value": 0.9, "items": suite["items"]}
+
+
+def test_one_checkpoint_alone_has_scores_and_no_difference(bench: Bench, tmp_path: Path) -> None:
+    inputs = replace(bench.inputs(), checkpoints={TRAINED: Path(TRAINED)})
+    scores = run_eval(Stage.open(tmp_path, "eval", config={}, inputs={}, seed=SEED), CONFIG, inputs)
+    assert {(row["name"], row["checkpoint"]) for row in scores["suites"]} == {(suite.type, TRAINED) for suite in CONFIG.suites}
+    assert scores["differences"] == []
+    assert bench.opened == [TRAINED]
+    rows = list(zip(*(column.cells for column in final_table(tmp_path).columns), strict=True))
+    assert [(row[1], row[3]) for row in rows] == [("not scored", "none")] * 3
+    assert rows[0][2].startswith("0.900")

@@ -19,12 +19,14 @@ from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.identity import derive_seed
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.metrics import check_name
+from pivotrl.pipeline import stages_of
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.episodes import Limits, play
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rundir import Stage, read_jsonl
+from pivotrl.training.checks import Checks
 from pivotrl.training.episodes import EpisodeSource, training_tasks
 from pivotrl.training.stages import run_train
 from pivotrl.types import Action, Completion, FinishReason, Message, ParseOutcome, Role, State, Tool, ToolOrigin
@@ -258,7 +260,7 @@ def train(run: Path, on_call: Callable[[str], None] = lambda name: None, config:
     stage = Stage("train", run / "train", {"stage": "train", "config": config.model_dump(mode="json"), "seed": SEED}, started_s=0.0)
     stage.path.mkdir(parents=True, exist_ok=True)
     trainer = BanditTrainer(on_call=on_call, lr=0.3)
-    return run_train(stage, trainer, source_of(TableEngine(), config, num_tasks=5), config=config, sampling=sampling_config(), validation=None)
+    return run_train(stage, trainer, source_of(TableEngine(), config, num_tasks=5), config=config, sampling=sampling_config(), checks=Checks())
 
 
 def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path: Path) -> None:
@@ -313,6 +315,24 @@ def test_what_makes_no_sense_without_pivots_is_refused() -> None:
         load_recipe(RECIPES / "world_terminal", [*words, "eval.diagnostics={num_probes: 1, num_prompts: 1, num_answers: 1}"])
     jobs = recipe_jobs(load_recipe(RECIPES / "world_terminal", words).recipe, gpus_per_node=0)
     assert [job.name for job in jobs] == ["ingest", "sft", "train", "eval", "report"]
+
+
+def test_an_sft_baseline_ends_with_sft() -> None:
+    words = ["eval.of=sft", "eval.suites=[{type: world, num_samples: 1}]"]
+    loaded = load_recipe(RECIPES / "world_terminal", words)
+    assert stages_of(loaded) == ["ingest", "sft", "eval", "report"]
+    assert [job.name for job in recipe_jobs(loaded.recipe, gpus_per_node=0)] == ["ingest", "sft", "eval", "report"]
+    whole = load_recipe(RECIPES / "world_terminal", [])
+    assert stages_of(whole) == [job.name for job in recipe_jobs(whole.recipe, gpus_per_node=0)]
+    for more, match in (
+        (["eval.suites=[{type: held_out, num_candidates: 1, num_samples: 1}]"], "held_out, whose turns come from a profile"),
+        (["eval.diagnostics={num_probes: 1, num_prompts: 1, num_answers: 1}"], "leave eval.diagnostics out"),
+        (["sft=null", "model={type: huggingface, path: x}"], "no `sft` section"),
+    ):
+        with pytest.raises(UserError, match=match):
+            load_recipe(RECIPES / "world_terminal", [*words, *more])
+    with pytest.raises(UserError, match=r"train\.curve is set but there is no `world`"):
+        load_recipe(RECIPES / "smollm2_tool_calls", ["ingest.paths=[x]", "eval.suites=[]", "train.curve={every_steps: 1, num_samples: 1}"])
 
 
 def test_tasks_are_those_of_the_training_part_and_prompts_must_fit() -> None:

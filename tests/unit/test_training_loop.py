@@ -33,7 +33,9 @@ def test_reward_rises_and_the_stage_is_complete(tmp_path: Path) -> None:
     assert sum(rewards[-5:]) / 5 > 0.75
     assert summary == {"num_steps": 40, "exported_step": 40, "held_out_reward": None, "is_stopped_early": False}
     manifest = read_json(tmp_path / "train" / "manifest.json")
-    assert {"hf/_SUCCESS", "hf/table.pt", "ledger.jsonl", "metrics.jsonl", "rollouts.jsonl", "validation.jsonl"} == set(manifest["outputs"])
+    assert {"hf/_SUCCESS", "hf/table.pt", "ledger.jsonl", "metrics.jsonl", "rollouts.jsonl", "validation.jsonl", "curve.jsonl"} == set(
+        manifest["outputs"]
+    )
     assert torch.equal(torch.load(tmp_path / "train" / "hf" / "table.pt"), trainer.table)
     assert Stage.is_done(tmp_path, "train")
 
@@ -182,3 +184,11 @@ def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
         run_bandit(tmp_path / name, config)
     assert data_bytes(tmp_path / "one") == data_bytes(tmp_path / "two")
     assert sampling_config().temperature == 1.0
+
+
+def test_the_curve_measures_the_published_policy_at_the_first_the_last_and_every_nth_step(tmp_path: Path) -> None:
+    run_bandit(tmp_path, bandit_train_config(num_steps=5, curve={"every_steps": 2, "num_samples": 1}))
+    rows = list(read_jsonl(tmp_path / "train" / "curve.jsonl"))
+    assert [(row["step"], row["value"]) for row in rows] == [(0, 0.0), (2, 2.0), (4, 4.0), (5, 5.0)]
+    metrics = {row["step"]: row.get("eval/world_success/mean") for row in read_jsonl(tmp_path / "train" / "metrics.jsonl")}
+    assert metrics == {0: 0.0, 1: None, 2: 2.0, 3: None, 4: 4.0, 5: 5.0}

@@ -17,6 +17,7 @@ CONFIGS = {
     "validated": bandit_train_config(
         num_steps=6, group_size=12, pivots_per_step=4, checkpoint_every=3, validation={"every_steps": 1, "num_pivots": 3, "num_samples": 16}
     ),
+    "with_a_curve": bandit_train_config(num_steps=5, curve={"every_steps": 2, "num_samples": 1}),
     "several_updates_with_kl": bandit_train_config(num_steps=4, updates_per_rollout=2, kl={"beta": 0.1}),
 }
 
