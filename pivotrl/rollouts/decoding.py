@@ -1,4 +1,4 @@
-"""The parts of a decoding loop that know no model: random numbers, sampling, batching, and the key/value buffer.
+"""The parts of a decoding loop that know no model: random numbers, sampling, batching, and what its layers keep of a sequence.
 
 Called by transformers_engine only. Every function here is a function of its arguments; no global random state is read or written.
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.types import Completion, FinishReason
@@ -181,22 +181,59 @@ class BufferLayer(DynamicLayer):
         return torch.nn.functional.pad(buffer_R_H_C_D, (0, 0, 0, _GROWTH_COLUMNS))
 
 
-class BufferCache(Cache):
-    """The cache of one batch: a `BufferLayer` per layer of the model, all with the same rows and columns."""
+class StateLayer(LinearAttentionLayer):
+    """One layer's recurrent states (Mamba: the convolution's last inputs and the scan's state), a row per sample.
 
-    def __init__(self, *, num_layers: int) -> None:
-        self._buffers = [BufferLayer() for _ in range(num_layers)]
-        super().__init__(layers=list(self._buffers))
+    Filled by `place`, updated in place by the model, narrowed by `keep`. A layer that keeps nothing (experts, MLP) is one of these in
+    transformers, and stays empty.
+    """
 
-    def place(self, prompts: Cache, *, rows: slice, prompts_R: torch.Tensor, shape: tuple[int, int]) -> None:
-        """Copies a prefilled cache of distinct prompts to the rows of their samples; see `BufferLayer.place`."""
-        for buffer, layer in zip(self._buffers, prompts.layers, strict=True):
-            assert isinstance(layer, DynamicLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
-            buffer.place(layer.keys, layer.values, rows=rows, prompts_R=prompts_R, shape=shape)
+    def place(self, prompts: LinearAttentionLayer, *, rows: slice, prompts_R: torch.Tensor, num_rows: int) -> None:
+        """Copies the states after prefilled prompts to `rows`: row r of the slice gets prompt `prompts_R[r]`.
+
+        Args:
+            num_rows: rows of the whole batch; the first call allocates with it.
+        """
+        for held, given in ((self.conv_states, prompts.conv_states), (self.recurrent_states, prompts.recurrent_states)):
+            for index, state_P in given.items():
+                if state_P is None:
+                    continue
+                state_R = held[index]
+                if state_R is None:
+                    state_R = held[index] = state_P.new_zeros(num_rows, *state_P.shape[1:])
+                state_R[rows] = state_P[prompts_R]
+        self.is_conv_states_initialized = dict(prompts.is_conv_states_initialized)
+        self.is_recurrent_states_initialized = dict(prompts.is_recurrent_states_initialized)
+        self.has_previous_state = dict(prompts.has_previous_state)
+        self.conv_kernel_size = dict(prompts.conv_kernel_size)
 
     def keep(self, rows_R: torch.Tensor) -> None:
         """Drops all rows but these."""
-        for buffer in self._buffers:
-            buffer.keep(rows_R)
+        for held in (self.conv_states, self.recurrent_states):
+            held.update({index: state_R[rows_R] for index, state_R in held.items() if state_R is not None})
+
+
+class BufferCache(Cache):
+    """The cache of one batch: a layer per layer of the model, all with the same rows; those with keys and values have the same columns."""
+
+    def __init__(self, layers: Sequence[CacheLayerMixin | LinearAttentionCacheLayerMixin]) -> None:
+        """Empty; `layers` are those of an empty cache of the model, and say which keep a state instead of keys and values."""
+        self._rows = [StateLayer(layer.number_of_states) if isinstance(layer, LinearAttentionLayer) else BufferLayer() for layer in layers]
+        super().__init__(layers=list(self._rows))
+
+    def place(self, prompts: Cache, *, rows: slice, prompts_R: torch.Tensor, shape: tuple[int, int]) -> None:
+        """Copies a prefilled cache of distinct prompts to the rows of their samples; see `BufferLayer.place` and `StateLayer.place`."""
+        for own, layer in zip(self._rows, prompts.layers, strict=True):
+            if isinstance(own, StateLayer):
+                assert isinstance(layer, LinearAttentionLayer)
+                own.place(layer, rows=rows, prompts_R=prompts_R, num_rows=shape[0])
+                continue
+            assert isinstance(layer, DynamicLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            own.place(layer.keys, layer.values, rows=rows, prompts_R=prompts_R, shape=shape)
+
+    def keep(self, rows_R: torch.Tensor) -> None:
+        """Drops all rows but these."""
+        for layer in self._rows:
+            layer.keep(rows_R)

@@ -3,7 +3,8 @@
 Consumes `GenerationRequest`s, produces `Completion`s. Its own decoding loop rather than transformers' `generate`, because that draws
 all samples of a batch from one random stream: a sample would then depend on its neighbours, on the order of requests and on the batch
 size. Here every sample owns a counter-based stream keyed by its seed (decoding.uniforms), the samples of one prompt share one prefill,
-and finished samples leave the batch. Runs on the CPU; a GPU run uses vLLM.
+and finished samples leave the batch. A model with recurrent layers (Mamba) is prefilled without padding, prompts of equal length
+together: padding would enter its state. Runs on the CPU; a GPU run uses vLLM.
 
 Suffixes as in decoding.py: R = rows decoded together, P = distinct prompts, T = padded tokens, C = columns, V = vocabulary.
 """
@@ -16,7 +17,15 @@ from pathlib import Path
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
@@ -43,7 +52,8 @@ class TransformersEngine:
     """
 
     def __init__(self, model: PreTrainedModel, *, batch_size: int, stop_token_ids: Sequence[int], pad_token_id: int, policy_version: int) -> None:
-        self._num_layers = _num_attention_layers(model)
+        self._is_recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in _empty_layers(model))
+        _apply_time_step_limit(model)
         AttentionInterface.register(_ATTENTION, _grouped_sdpa)
         AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
         model.set_attn_implementation(_ATTENTION)
@@ -64,7 +74,7 @@ class TransformersEngine:
         """Reads a Hugging Face checkpoint directory (config.json, safetensors).
 
         Raises:
-            UserError: for a directory without a readable checkpoint, or a model whose layers keep a recurrent state.
+            UserError: for a directory without a readable checkpoint, or a model whose layers keep a state of another kind.
         """
         # A stage shows its own progress; a second bar for a one-second load would tear it apart.
         transformers_logging.disable_progress_bar()
@@ -105,13 +115,13 @@ class TransformersEngine:
     def weight_census(self) -> WeightCensus:
         """Names, shapes and types that `load_weights` demands: the checkpoint's."""
         tied = dict(self._model.all_tied_weights_keys)
-        held = checkpoint_views(self._model.state_dict())
+        held = self._held()
         specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in held.items() if name not in tied}
         return WeightCensus(specs, tied)
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copies new weights into the model in place; see `Engine.load_weights`. No cache outlives a `generate`, so none is dropped."""
-        targets = checkpoint_views(self._model.state_dict())
+        targets = self._held()
         self._is_partial = True
         with torch.no_grad():
             for name, tensor in check_stream(named_tensors, self.weight_census()):
@@ -121,12 +131,16 @@ class TransformersEngine:
 
     def weight_digests(self) -> Mapping[str, str]:
         """Digests of the model's own tensors, read back."""
-        held = checkpoint_views(self._model.state_dict())
+        held = self._held()
         return {name: tensor_digest(held[name]) for name in self.weight_census().tensors}
 
     def close(self) -> None:
         """Frees the model; the engine cannot be used after that."""
         del self._model
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        """The model's own tensors by checkpoint name."""
+        return checkpoint_views(self._model.state_dict(), model_type=self._model.config.model_type)
 
     def _decode(self, batch: Sequence[PromptRows]) -> None:
         """Generates until every row of the batch is finished. One iteration = one token per row."""
@@ -163,19 +177,19 @@ class TransformersEngine:
         return [index for index, row in enumerate(rows) if row.finish_reason is None]
 
     def _prefill(self, batch: Sequence[PromptRows]) -> tuple[BufferCache, torch.Tensor, torch.Tensor]:
-        """Runs every distinct prompt once, left-padded, and copies its cache to its samples.
+        """Runs every distinct prompt once, left-padded unless some layers are recurrent, and copies its cache to its samples.
 
         Returns:
             the cache of all rows, its attention mask int64 [R, C], and the logits [R, V] that predict the first new token.
         """
         num_rows, num_columns = sum(len(prompt.rows) for prompt in batch), max(len(prompt.prompt_token_ids) for prompt in batch)
-        cache = BufferCache(num_layers=self._num_layers)
+        cache = BufferCache(_empty_layers(self._model))
         mask_R_C = torch.zeros(num_rows, num_columns, dtype=torch.int64)
         logits: list[torch.Tensor] = []
         first_row = 0
-        for chunk in _prefill_chunks(batch):
+        for chunk in _prefill_chunks(batch, is_padded=not self._is_recurrent):
             ids_P_T, mask_P_T = self._left_padded([prompt.prompt_token_ids for prompt in chunk])
-            chunk_cache = Cache(layer_class_to_replicate=DynamicLayer)
+            chunk_cache = Cache(layers=_empty_layers(self._model))
             output = self._model(
                 input_ids=ids_P_T,
                 attention_mask=mask_P_T,
@@ -200,12 +214,17 @@ class TransformersEngine:
         return torch.tensor(ids), torch.tensor(mask)
 
 
-def _prefill_chunks(batch: Sequence[PromptRows]) -> Iterator[Sequence[PromptRows]]:
-    """Cuts a batch, sorted by prompt length, into runs of at most `_PREFILL_TOKENS` padded tokens (a longer prompt goes alone)."""
+def _prefill_chunks(batch: Sequence[PromptRows], *, is_padded: bool) -> Iterator[Sequence[PromptRows]]:
+    """Cuts a batch, sorted by prompt length, into runs of at most `_PREFILL_TOKENS` padded tokens (a longer prompt goes alone).
+
+    Args:
+        is_padded: whether a run may hold prompts of differing lengths.
+    """
     start = 0
     for end in range(1, len(batch) + 1):
-        is_last = end == len(batch)
-        if is_last or len(batch[end].prompt_token_ids) * (end + 1 - start) > _PREFILL_TOKENS:
+        length = len(batch[end].prompt_token_ids) if end < len(batch) else None
+        is_cut = length is not None and not is_padded and length != len(batch[start].prompt_token_ids)
+        if length is None or is_cut or length * (end + 1 - start) > _PREFILL_TOKENS:
             yield batch[start:end]
             start = end
 
@@ -231,16 +250,34 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _num_attention_layers(model: PreTrainedModel) -> int:
-    """Layers that keep keys and values. Raises UserError where some keep a recurrent state (Mamba, linear attention): padding would enter it."""
+def _empty_layers(model: PreTrainedModel) -> list[CacheLayerMixin | LinearAttentionCacheLayerMixin]:
+    """An empty cache's layers: keys and values of all positions (a window is the mask's matter), or a recurrent state (Mamba, linear attention).
+
+    Raises:
+        UserError: where a layer keeps anything else, both, say, or where no layer keeps keys and values.
+    """
     layers = DynamicCache(config=model.config).layers
-    if unsupported := {type(layer) for layer in layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
+    kinds = {type(layer) for layer in layers}
+    unsupported = kinds - {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
+    if unsupported or kinds == {LinearAttentionLayer}:
         raise UserError(
-            f"{type(model).__name__} keeps {', '.join(sorted(kind.__name__ for kind in unsupported))} state between tokens",
-            rule="engine `transformers` decodes attention-only models",
+            f"{type(model).__name__} keeps {', '.join(sorted(kind.__name__ for kind in unsupported or kinds))} state between tokens",
+            rule="engine `transformers` decodes models whose layers each keep keys and values, a recurrent state or nothing, some of them the first",
             fix="set engine.type to vllm",
         )
-    return len(layers)
+    return [layer if isinstance(layer, LinearAttentionLayer) else DynamicLayer() for layer in layers]
+
+
+def _apply_time_step_limit(model: PreTrainedModel) -> None:
+    """Gives Nemotron-H's Mamba layers the limits of their steps that config.json states.
+
+    transformers' prefill raises steps to `time_step_min`, a range of initialization, where its own decoding, megatron-core and vLLM leave
+    them: https://github.com/huggingface/transformers, models/nemotron_h/modeling_nemotron_h.py.
+    """
+    if model.config.model_type == "nemotron_h":
+        for layer in model.model.layers:
+            if layer.block_type == "linear_attention":
+                layer.mixer.time_step_limit = tuple(model.config.time_step_limit)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, named_weights, save_tiny_llama, tiny_llama, tiny_mixture
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaForCausalLM
 
 from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.errors import UserError
@@ -172,24 +172,13 @@ def test_bfloat16_weights_decode_and_float32_ones_are_refused(tmp_path: Path) ->
         engine.load_weights(named_weights(tiny_llama()), 1)
 
 
-def test_a_directory_without_a_checkpoint_and_a_recurrent_model_are_the_users_errors(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_and_layers_with_two_kinds_of_state_are_the_users_errors(tmp_path: Path) -> None:
     config = TransformersEngineConfig(type="transformers", batch_size=4)
     with pytest.raises(UserError, match="holds no checkpoint"):
         TransformersEngine.load(tmp_path, config, stop_token_ids=(STOP,), pad_token_id=PAD)
-    hybrid = Qwen3NextConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        layer_types=["linear_attention", "full_attention"],
-        num_experts=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-    )
-    with pytest.raises(UserError, match=r"set engine\.type to vllm"):
-        TransformersEngine(Qwen3NextForCausalLM(hybrid), batch_size=1, stop_token_ids=(STOP,), pad_token_id=PAD, policy_version=0)
+    parallel = FalconH1Config(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    with pytest.raises(UserError, match=r"LinearAttentionAndFullAttentionLayer state.*set engine\.type to vllm"):
+        TransformersEngine(FalconH1ForCausalLM(parallel), batch_size=1, stop_token_ids=(STOP,), pad_token_id=PAD, policy_version=0)
 
 
 def test_a_mixture_takes_experts_one_by_one(tmp_path: Path) -> None:
