@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+    from pivotrl.config.schema import ParallelConfig
     from pivotrl.megatron.trainer import StepResult, Trainer
     from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -91,6 +92,10 @@ class Leader:
     def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """`Trainer.layer_outputs` on every process."""
         return self._call("layer_outputs", token_ids=token_ids)
+
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> dict[str, torch.Tensor] | str:
+        """`Trainer.outputs_in_layout` on every process."""
+        return self._call("outputs_in_layout", checkpoint_dir=checkpoint_dir, parallel=parallel, token_ids=token_ids)
 
     def parameter_drift(self) -> float:
         """`Trainer.parameter_drift` on every process."""

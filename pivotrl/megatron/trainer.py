@@ -7,6 +7,7 @@ program that runs in one of them). Losses and gradients add up over micro-batche
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.config.training import Batching
+from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.megatron import checkpoint, hf_weights
 from pivotrl.megatron.checkpoint import CheckpointRecord
@@ -183,6 +185,31 @@ class Trainer:
     def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """What embedding, every layer and the final norm give for one sequence, float32 [T, H] on the CPU (layer_outputs.py)."""
         return layer_outputs(self._policy, token_ids)
+
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> dict[str, torch.Tensor] | str:
+        """`layer_outputs` of a checkpoint in another layout on the same processes; where a process cannot build its part, why.
+
+        This trainer gives up its model for it and must not be used afterwards, except to call this again.
+
+        Args:
+            checkpoint_dir: a Hugging Face checkpoint directory that every process can read.
+        """
+        self.finish_saving()
+        self._policy, self._reference, self._update, self._memory = [], None, None, None
+        gc.collect()
+        problem = ""
+        try:
+            hf_config = read_config(checkpoint_dir)
+            check_model(parallel, MoeConfig(), ModelShape.of(read_family(hf_config)))
+            initialize_parallel(parallel, seed=0)
+            self._policy = build_model(hf_config, parallel, moe=MoeConfig())
+            hf_weights.load_hf(self._policy, checkpoint_dir)
+        except (UserError, torch.OutOfMemoryError) as error:
+            problem = str(error).splitlines()[0]
+        # Memory may be short in one process alone, and the others would wait for it in the model.
+        problems = [problem for _ in range(dist.get_world_size())]
+        dist.all_gather_object(problems, problem, group=control_group())
+        return next(filter(None, problems), "") or layer_outputs(self._policy, token_ids)
 
     def parameter_drift(self) -> float:
         """Distance of the weights from those the trainer was built with, over the norm of those; reads the checkpoint again."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from pivotrl.observability.fields import Fields, read_lines, read_object
-from pivotrl.observability.sinks import METRICS
+from pivotrl.observability.sinks import METRICS, PARITY_FINDINGS
 from pivotrl.observability.sinks import TIMING as STEP_TIMING
 from pivotrl.pivots.dataset import DECISIONS, PROFILES, SELECTION
 from pivotrl.pivots.parquet import count_rows, read_rows
@@ -118,6 +118,8 @@ class Readings:
     sft_steps: tuple[Fields, ...]
     """Rows of sft/metrics.jsonl."""
     validations: tuple[Fields, ...]
+    parity_findings: tuple[Fields, ...]
+    """Rows of train/parity_findings.jsonl: checks that failed."""
     scores: tuple[Score, ...]
     differences: tuple[Difference, ...]
     eval_turns: int | None
@@ -149,6 +151,7 @@ def read_run(run: Path) -> Readings:
         steps=tuple(read_lines(run / "train" / METRICS, name=f"train/{METRICS}")),
         sft_steps=tuple(read_lines(run / "sft" / METRICS, name=f"sft/{METRICS}")),
         validations=tuple(read_lines(run / "train" / "validation.jsonl", name="train/validation.jsonl")),
+        parity_findings=tuple(read_lines(run / "train" / PARITY_FINDINGS, name=f"train/{PARITY_FINDINGS}")),
         scores=tuple(_read_scores(scores)),
         differences=tuple(_read_differences(scores)),
         eval_turns=scores.count("turns"),

@@ -17,6 +17,7 @@ from pivotrl.errors import UserError
 from pivotrl.observability import sections
 from pivotrl.observability.conversation import step_examples
 from pivotrl.observability.panels import Panel, pass_rate_panel, sft_panel, training_panels
+from pivotrl.observability.parity_table import parity_table
 from pivotrl.observability.readings import Readings, read_run
 from pivotrl.observability.sinks import NON_FINITE
 from pivotrl.pivots.statistics import Interval
@@ -66,6 +67,7 @@ def render_page(readings: Readings) -> str:
 
 def _context(readings: Readings) -> dict[str, Any]:
     headlines, cost = sections.headlines(readings), sections.cost(readings)
+    parity = parity_table(readings)
     return {
         "name": readings.run.resolve().name,
         "stages": readings.stages,
@@ -79,6 +81,8 @@ def _context(readings: Readings) -> dict[str, Any]:
         "uninformative": readings.selection.child("uninformative_frac").interval(),
         "panels": [_marked(panel) for panel in training_panels(readings)],
         "sft_panel": _marked(sft_panel(readings)),
+        "parity": parity,
+        "parity_panels": [_marked(panel) for panel in parity.panels] if parity else [],
         "num_non_finite": readings.total(NON_FINITE),
         "cost": cost,
         "judging": readings.judging,

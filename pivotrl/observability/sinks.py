@@ -21,6 +21,7 @@ from pivotrl.metrics import check_name
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
+PARITY_FINDINGS = "parity_findings.jsonl"
 NON_FINITE = "data/non_finite/count"
 
 # Console columns: metric, header, format. Fixed order and width, so that a log can be read down a column.

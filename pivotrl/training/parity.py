@@ -12,18 +12,20 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from pivotrl.config.schema import Recipe, SamplingConfig, TrainConfig
+from pivotrl.config.schema import ParallelConfig, Recipe, SamplingConfig, TrainConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.identity import derive_seed
 from pivotrl.objective.kl import bounded_ratio
+from pivotrl.observability.sinks import PARITY_FINDINGS
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.local import LocalSampler, LocalTask
+from pivotrl.rundir import read_jsonl, write_jsonl
 from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.training.parity_findings import ActionScores, Finding, largest_difference, shift_finding, temperature_finding, weights_finding
 from pivotrl.training.parity_layers import layers_finding
@@ -35,7 +37,6 @@ from pivotrl.weights.push import HasCensus
 _CLOSEST_FRAC = 0.99
 # Begin, end, unknown, padding come first; some tokenizers have a thousand reserved ones behind them.
 _SPECIAL_TOKENS = 8
-ONE_PROCESS = "no model parallelism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,9 @@ class ParityGate:
 
     Args:
         sampler: its engine and renderer; nothing is verified.
-        scratch_dir: where weights are exported to, and removed from, when a check has failed.
-        layout: the trainer's layout in words, for the message.
+        scratch_dir: the stage's directory: findings are added to parity_findings.jsonl there, and weights exported to it, and removed,
+            when a check has failed.
+        parallel: the trainer's layout.
     """
 
     def __init__(
@@ -88,14 +90,14 @@ class ParityGate:
         sampling: SamplingConfig,
         run_seed: int,
         scratch_dir: Path,
-        layout: str,
+        parallel: ParallelConfig,
     ) -> None:
         assert config.parity is not None
         self._engine, self._renderer, self._trainer = sampler.engine, sampler.renderer, trainer
         self._config, self._parity = config, config.parity
         self._tasks = choose_tasks(tasks, config.parity.num_pivots)
         self._temperature, self._max_new_tokens, self._run_seed = sampling.temperature, sampling.max_new_tokens, run_seed
-        self._scratch_dir, self._layout = scratch_dir, layout
+        self._scratch_dir, self._parallel = scratch_dir, parallel
 
     def is_due(self, step: int) -> bool:
         """Whether a round that starts at `step` is checked."""
@@ -108,13 +110,14 @@ class ParityGate:
             UserError: above train.parity.max_logprob_difference, or for a stored prompt that the renderer would write otherwise.
             InfraLimitError: where the engine fails.
         """
-        self._check_prompts()
+        self._check_prompts(step)
         samples = self._sampled(step)
         scores = self._scored(samples, self._temperature)
         statistics = ParityStatistics.of(scores)
         sys.stderr.write(statistics.table(step))
         if not largest_difference(scores) <= self._parity.max_logprob_difference:
             finding = self._finding(samples, scores)
+            self._keep(finding, step, largest=statistics.difference[2])
             raise UserError(
                 f"engine and trainer disagree at step {step}: {finding.place}: {finding.what} (largest |log-prob difference| "
                 f"{statistics.difference[2]:.3g}, mean {statistics.difference[0]:.3g}, over {statistics.num_tokens} tokens)",
@@ -123,19 +126,26 @@ class ParityGate:
             )
         return statistics.metrics()
 
-    def _check_prompts(self) -> None:
+    def _keep(self, finding: Finding, step: int, *, largest: float | None) -> None:
+        """For the report: a failed check stops the run before there is a row of metrics."""
+        path = self._scratch_dir / PARITY_FINDINGS
+        row = {"step": step, **asdict(finding), "largest": largest, "limit": self._parity.max_logprob_difference}
+        write_jsonl(path, [*(read_jsonl(path) if path.exists() else ()), row])
+
+    def _check_prompts(self, step: int) -> None:
         for task in self._tasks:
             rendered = self._renderer.render_prompt(task.state)
             if rendered != task.prompt_token_ids:
                 at = next((i for i, (ours, theirs) in enumerate(zip(rendered, task.prompt_token_ids, strict=False)) if ours != theirs), None)
                 at = min(len(rendered), len(task.prompt_token_ids)) if at is None else at
-                raise UserError(
-                    f"template: the stored prompt of pivot {task.candidate_id} and the one that template {self._renderer.template_hash[:8]} "
+                what = (
+                    f"the stored prompt of pivot {task.candidate_id} and the one that template {self._renderer.template_hash[:8]} "
                     f"and tokenizer {self._renderer.tokenizer_hash[:8]} write differ from token {at} on "
-                    f"({len(task.prompt_token_ids)} tokens stored, {len(rendered)} rendered)",
-                    rule="pivots are trained on the prompts they were profiled on",
-                    fix="profile again with this template and tokenizer, or give those of the profile",
+                    f"({len(task.prompt_token_ids)} tokens stored, {len(rendered)} rendered)"
                 )
+                finding = Finding("template", what, "profile again with this template and tokenizer, or give those of the profile")
+                self._keep(finding, step, largest=None)
+                raise UserError(f"template: {what}", rule="pivots are trained on the prompts they were profiled on", fix=finding.fix)
 
     def _sampled(self, step: int) -> list[TrainSample]:
         count = self._parity.num_samples
@@ -192,8 +202,7 @@ class ParityGate:
                 Path(folder),
                 temperature=self._temperature,
                 threshold=threshold,
-                layout=self._layout,
-                is_parallel=self._layout != ONE_PROCESS,
+                parallel=self._parallel,
             )
 
     def _weights_finding(self) -> Finding | None:
@@ -237,14 +246,6 @@ def gated(
     """The source itself where the recipe has no `train.parity`, else behind the gate; arguments as `ParityGate`."""
     if recipe.train.parity is None:
         return source
-    parallel = recipe.parallel
-    axes = {
-        "tensor": parallel.tensor_model_parallel_size,
-        "pipeline": parallel.pipeline_model_parallel_size,
-        "context": parallel.context_parallel_size,
-        "expert": parallel.expert_model_parallel_size,
-    }
-    layout = ", ".join(f"{axis} parallel {size}" for axis, size in axes.items() if size > 1) or ONE_PROCESS
     gate = ParityGate(
         sampler,
         tasks,
@@ -253,7 +254,7 @@ def gated(
         sampling=recipe.sampling,
         run_seed=recipe.seed,
         scratch_dir=scratch_dir,
-        layout=layout,
+        parallel=recipe.parallel,
     )
     return Gated(source, gate)
 

@@ -7,6 +7,7 @@ second copy of the model. Suffixes: T = tokens of the sequence, H = hidden size.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from pivotrl.config.schema import ParallelConfig
 from pivotrl.training.batching import train_batch, train_micro_batches
+from pivotrl.training.parity_axes import ONE_PROCESS, axis_at_fault, layout_words
 from pivotrl.training.parity_child import place_in_one_process
 from pivotrl.training.parity_findings import Finding
 from pivotrl.training.protocols import PolicyTrainer
@@ -29,25 +32,24 @@ _FORGOTTEN: Mapping[str, Callable[[Any], Any]] = {"routed_scaling_factor": lambd
 
 
 def layers_finding(
-    trainer: PolicyTrainer, samples: Sequence[TrainSample], folder: Path, *, temperature: float, threshold: float, layout: str, is_parallel: bool
+    trainer: PolicyTrainer, samples: Sequence[TrainSample], folder: Path, *, temperature: float, threshold: float, parallel: ParallelConfig
 ) -> Finding:
     """The first of embedding, layers, final norm and head that differs; the engine where none does.
 
     Args:
         samples: the actions of the check, with the engine's log-probs; the longest one goes through both models.
         folder: a scratch directory with the trainer's export as hf/.
-        layout: the trainer's layout in words.
-        is_parallel: whether it has more than one process, so that one alone is asked as well.
+        parallel: the trainer's layout; where it has an axis, a trainer of one process and each axis alone are asked as well.
     """
+    layout = layout_words(parallel)
     model, tolerance = load_model(folder / "hf")
     longest = max(samples, key=lambda sample: len(sample.prompt_token_ids) + len(sample.completion_token_ids))
     token_ids = (*longest.prompt_token_ids, *longest.completion_token_ids)
     if difference := first_difference(trainer.layer_outputs(token_ids), model, token_ids, tolerance):
         place, size = difference
         what = f"the trainer ({layout}) and transformers give different outputs from the same weights, here first: by {size:.2g} of the largest value"
-        if is_parallel:
-            alone = place_in_one_process(folder, token_ids)
-            what += f"; a trainer of one process differs at {alone} too" if alone else "; a trainer of one process does not: the layout is at fault"
+        if layout != ONE_PROCESS:
+            what += _layout_fault(trainer, model, folder, token_ids, tolerance=tolerance, parallel=parallel)
         return Finding(place, what, "compare the settings of that layer with config.json, and train in the layout of one process meanwhile")
     batches = train_micro_batches(train_batch([longest]), batching="padded", micro_batch_tokens=1, skip_zero_variance=False)
     scored_T = trainer.token_logprobs(batches, temperature=temperature, reference=False)[0][0, len(longest.prompt_token_ids) :].cpu()
@@ -56,6 +58,26 @@ def layers_finding(
         what = f"the trainer ({layout}) and transformers agree up to the final norm and give log-probs that differ by {head:.2g}"
         return Finding("head", what, "compare vocab_size and tie_word_embeddings of the checkpoint's config.json with its tensors")
     return _engine_finding(model, samples, temperature, threshold)
+
+
+def _layout_fault(
+    trainer: PolicyTrainer, model: PreTrainedModel, folder: Path, token_ids: Sequence[int], *, tolerance: float, parallel: ParallelConfig
+) -> str:
+    """Whether the layout is at fault, and which axis of it."""
+
+    def place_of(outputs: Mapping[str, torch.Tensor]) -> str | None:
+        difference = first_difference(outputs, model, token_ids, tolerance)
+        return difference[0] if difference else None
+
+    try:
+        alone = place_in_one_process(folder, token_ids)
+    except subprocess.CalledProcessError as error:
+        said = f"; a trainer of one process could not be asked (it ended with {error.returncode})"
+    else:
+        if alone:
+            return f"; a trainer of one process differs at {alone} too"
+        said = "; a trainer of one process does not: the layout is at fault"
+    return f"{said}; {axis_at_fault(trainer, parallel, folder / 'hf', token_ids, place_of)}"
 
 
 def load_model(hf_dir: Path) -> tuple[PreTrainedModel, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pivotrl.config.schema import ParallelConfig
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class PolicyTrainer(Protocol):
 
     def layer_outputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
         """Outputs [T, H] of "embedding", "layer 0" ... and "final norm" for one sequence; asked for only where engine and trainer disagree."""
+        ...
+
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor] | str:
+        """`layer_outputs` of a checkpoint in another layout on the same processes, or why there is none; this trainer has no model afterwards."""
         ...
 
     def parameter_drift(self) -> float:

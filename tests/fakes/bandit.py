@@ -86,6 +86,9 @@ class BanditTrainer:
     def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
         return {"embedding": self.table.detach()[list(token_ids)]}
 
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: object, token_ids: Sequence[int]) -> str:
+        return "a table has no layout"
+
     def parameter_drift(self) -> float:
         initial = initial_table()
         return ((self.table.detach() - initial).norm() / initial.norm()).item()

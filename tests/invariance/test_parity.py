@@ -21,11 +21,13 @@ from pivotrl.config.schema import MoeConfig, ParallelConfig, RenderConfig, Sampl
 from pivotrl.errors import UserError
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.metrics import check_name
+from pivotrl.observability.sinks import PARITY_FINDINGS
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.transformers_engine import TransformersEngine
-from pivotrl.training.parity import ONE_PROCESS, Gated, ParityGate
+from pivotrl.rundir import read_jsonl
+from pivotrl.training.parity import Gated, ParityGate
 from pivotrl.training.protocols import StepData
 from pivotrl.types import Action, Completion, Message, ParseOutcome, Role, State, ToolOrigin, Verdict
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, tensor_digest
@@ -122,7 +124,7 @@ def gate(checkpoint: Path, tmp_path: Path, *, engine: Faulty | TransformersEngin
         sampling=SAMPLING,
         run_seed=3,
         scratch_dir=tmp_path,
-        layout=ONE_PROCESS,
+        parallel=ParallelConfig(),
     )
 
 
@@ -228,7 +230,10 @@ def test_a_wrong_layer_of_the_trainer(dense: Path, tmp_path: Path, module: str, 
     owner.register_forward_hook(lambda _module, _inputs, out: (out[0].roll(1, -1), *out[1:]) if isinstance(out, tuple) else out.roll(1, -1))
     with pytest.raises(UserError, match=rf"disagree at step 0: {place}: "):
         gate(dense, tmp_path, trainer=trainer).check(0)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [PARITY_FINDINGS]
+    (row,) = read_jsonl(tmp_path / PARITY_FINDINGS)
+    assert (row["step"], row["place"], row["limit"]) == (0, place, 1e-3)
+    assert row["largest"] > 1e-3
 
 
 def test_the_gate_stands_before_the_source_and_leaves_no_trace_of_a_resume(dense: Path, tmp_path: Path) -> None:
