@@ -22,8 +22,10 @@ from pivotrl.config.engines import (
     VllmEngineConfig,
 )
 from pivotrl.config.load import LoadedRecipe
-from pivotrl.config.schema import HuggingFaceModel, SftConfig, TrainConfig
+from pivotrl.config.schema import HuggingFaceModel, RandomTurnsRule, SelectConfig, SftConfig, TrainConfig
+from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.errors import UserError
+from pivotrl.rundir import MANIFEST, Stage, read_json
 
 if TYPE_CHECKING:
     from pivotrl.rollouts.engine import Engine
@@ -77,9 +79,22 @@ def renderer(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Renderer:
     return Renderer.load(checkpoint, loaded.recipe.render, chat_template(loaded, run))
 
 
-def verifier(loaded: LoadedRecipe, run: Path) -> Verifier:
-    """The recipe's r_func."""
-    return build_verifier(loaded.recipe.verifier, expand=lambda path: loaded.expand(path, run))
+def verifier(loaded: LoadedRecipe, run: Path, config: VerifierConfig | None = None) -> Verifier:
+    """The recipe's r_func, or the verifier of another section of it."""
+    return build_verifier(config or loaded.recipe.verifier, expand=lambda path: loaded.expand(path, run))
+
+
+def select_rule(loaded: LoadedRecipe, run: Path) -> SelectConfig:
+    """The recipe's selection rule, with the number of turns where it takes that of another run.
+
+    Raises:
+        UserError: where that run has selected nothing yet.
+    """
+    rule = loaded.recipe.select
+    if not isinstance(rule, RandomTurnsRule) or rule.as_many_as is None:
+        return rule
+    select_dir = Stage.require(loaded.expand(rule.as_many_as, run), "select")
+    return RandomTurnsRule(rule="random", num_turns=read_json(select_dir / MANIFEST)["summary"]["num_pivots"])
 
 
 def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:
@@ -136,12 +151,16 @@ def _weight_store(loaded: LoadedRecipe, run: Path, placement: ProcessesPlacement
     return FilesystemStore(loaded.expand(placement.weights_dir, run))
 
 
-def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> LocalSampler:
-    """Engine, renderer and verifier as the one definition of a local rollout; the caller closes `.engine`."""
+def sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path, judged_by: VerifierConfig | None = None) -> LocalSampler:
+    """Engine, renderer and verifier as the one definition of a local rollout; the caller closes `.engine`.
+
+    Args:
+        judged_by: another verifier than the recipe's r_func.
+    """
     from pivotrl.rollouts.local import LocalSampler
 
     # The verifier first: what it lacks (a judge's address, a tool) should be known before the weights are loaded.
-    judge, render = verifier(loaded, run), renderer(loaded, run, checkpoint)
+    judge, render = verifier(loaded, run, judged_by), renderer(loaded, run, checkpoint)
     return LocalSampler(engine(loaded, run, checkpoint, render=render), render, judge, loaded.recipe.sampling, loaded.recipe.seed)
 
 

@@ -15,6 +15,7 @@ from pivotrl.config.shell_effect import ShellEffectVerifierConfig
 from pivotrl.config.verifiers import (
     ComposeVerifierConfig,
     ExactVerifierConfig,
+    FlippedVerifierConfig,
     MemberVerifierConfig,
     MessageVerifierConfig,
     SearchVerifierConfig,
@@ -36,6 +37,10 @@ def build_verifier(config: VerifierConfig, *, expand: Callable[[str], Path]) -> 
     """
     from pivotrl.verifiers.compose import ComposeVerifier, Stage
 
+    if isinstance(config, FlippedVerifierConfig):
+        from pivotrl.verifiers.flipped import FlippedVerifier
+
+        return FlippedVerifier(config, build_verifier(config.verifier, expand=expand))
     if isinstance(config, ComposeVerifierConfig):
         stages = [Stage(_member(stage.verifier, expand), stage.decides, frozenset(stage.undecided_reasons)) for stage in config.stages]
         return ComposeVerifier(stages, config.undecided)

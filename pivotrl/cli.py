@@ -222,6 +222,26 @@ def tables(
 
 
 @app.command()
+def sweep(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file: a base, domains, arms and seeds.", show_default=False)],
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Directory of all run directories.", show_default=False)],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides of the file's keys.")] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes; one per core where not given.", show_default=False)] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="KEY=NAME,...", help="Runs of these arms, domains or seeds alone.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs with every override; run nothing.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what an earlier call gave up.")] = False,
+) -> None:
+    """Many recipes in many domains with many seeds, each an ordinary run; resumes. Exits 1 where a run failed twice."""
+    from pivotrl.verbs.sweep import SweepRequest, print_runs, run_sweep
+
+    request = SweepRequest(spec, root, overrides or [], only or [], workers, retry_failed)
+    if dry_run:
+        print_runs(request)
+    elif not run_sweep(request):
+        sys.exit(EXIT_UNFIT)
+
+
+@app.command()
 def status(run: LaunchedArgument) -> None:
     """Jobs of a launched run: state, nodes, progress."""
     from pivotrl.verbs.launch import print_status

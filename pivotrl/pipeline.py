@@ -250,12 +250,15 @@ def _profile(loaded: LoadedRecipe, run: Path) -> None:
 
 def _select(loaded: LoadedRecipe, run: Path) -> None:
     profile_dir = Stage.require(run, "profile")
-    stage = open_stage(loaded, run, "select", ["select"], {"profile": output_hash(profile_dir)})
+    inputs = {"profile": output_hash(profile_dir)}
+    if (rule := build.select_rule(loaded, run)) != loaded.recipe.select:
+        inputs["rule"] = content_id(rule.model_dump(mode="json"))
+    stage = open_stage(loaded, run, "select", ["select"], inputs)
     if stage is None:
         return
     from pivotrl.profiling.selection import run_select
 
-    run_select(stage, profile_dir, loaded.recipe.select, run_seed=loaded.recipe.seed)
+    run_select(stage, profile_dir, rule, run_seed=loaded.recipe.seed)
 
 
 def _train(loaded: LoadedRecipe, run: Path) -> None:
@@ -289,7 +292,7 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
         recipe.eval,
         EvalInputs(
             checkpoints={label: path for label, path in ((REFERENCE, reference), (TRAINED, trained)) if label in recipe.eval.checkpoints},
-            open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint),
+            open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint, recipe.eval.verifier),
             held_out=local_tasks(held_out, TrajectoryStore.open(Stage.require(run, "ingest"))),
             trajectory_of={pivot.candidate_id: pivot.trajectory_id for pivot in held_out},
             world=recipe.world,

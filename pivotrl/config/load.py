@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pivotrl.config.schema import Recipe
@@ -146,6 +147,35 @@ def load_keys(file: Path) -> frozenset[str]:
     return frozenset(map(str, _merged_file(file)))
 
 
+def file_words(file: Path) -> list[str]:
+    """A YAML file with keys of a recipe, what it extends included, as `words`.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    return words(_plain(_merged_file(file)))
+
+
+def words(tree: Mapping[str, Any]) -> list[str]:
+    """A part of a recipe as the words of a command line that lay it over another, in order.
+
+    A section that states its form stays one word, since it replaces another form whole.
+
+    >>> words({"train": {"kl": {"beta": 0}}, "select": {"rule": "eq5", "lambda_diff": 0.9}})
+    ['train.kl.beta=0', 'select={"rule":"eq5","lambda_diff":0.9}']
+    """
+    return [f"{key}={orjson.dumps(value).decode()}" for key, value in _sections(tree, "")]
+
+
+def _sections(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        section: Mapping[str, Any] = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+        if section and not any(tag in section for tag in _TAGS) and not any("." in name for name in section):
+            yield from _sections(section, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _merged_file(file: Path | None) -> Any:
     from omegaconf import OmegaConf
 
@@ -200,6 +230,9 @@ def _drop_replaced(below: Any, above: Any) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     for key in list(above):
+        if OmegaConf.is_interpolation(below, key) and _states_form(above, key):
+            # Merged, the section would be laid over what the interpolation stands for.
+            del below[key]
         if key not in below or any(OmegaConf.is_interpolation(tree, key) or OmegaConf.is_missing(tree, key) for tree in (below, above)):
             continue
         old, section = below.get(key), above.get(key)
@@ -209,6 +242,14 @@ def _drop_replaced(below: Any, above: Any) -> None:
             del below[key]
         else:
             _drop_replaced(old, section)
+
+
+def _states_form(tree: Any, key: Any) -> bool:
+    """Whether the value of a key is a section that says which form it has."""
+    from omegaconf import DictConfig, OmegaConf
+
+    section = None if OmegaConf.is_interpolation(tree, key) or OmegaConf.is_missing(tree, key) else tree.get(key)
+    return isinstance(section, DictConfig) and any(tag in section for tag in _TAGS)
 
 
 def _override(word: str, origins: dict[str, str]) -> Any:

@@ -167,11 +167,19 @@ class WindowRule(Section):
 
 
 class RandomTurnsRule(Section):
-    """As many turns as asked for, drawn without looking at the profile (ablation)."""
+    """As many turns as asked for, or as another run has pivots, drawn without looking at the profile (ablation)."""
 
     rule: Literal["random"]
-    num_turns: PositiveInt
-    """Turns to draw."""
+    num_turns: PositiveInt | None = None
+    """Turns to draw; None with `as_many_as`."""
+    as_many_as: str | None = None
+    """A run directory whose finished `select` says how many turns to draw: as many as it has pivots. `{recipe}` and `{run}` are replaced."""
+
+    @model_validator(mode="after")
+    def _one_number(self) -> RandomTurnsRule:
+        if (self.num_turns is None) == (self.as_many_as is None):
+            raise ValueError("the random rule needs one of num_turns and as_many_as, and not both; set one")
+        return self
 
 
 class AllTurnsRule(Section):
@@ -224,6 +232,8 @@ class EvalConfig(Section):
     """Suites to run on each of them."""
     max_infra_frac: Fraction01 = 0.05
     """The stage stops where more than this share of a suite's verdicts is the infrastructure's fault."""
+    verifier: VerifierConfig | None = None
+    """Judges the `held_out` suite, where a policy trained under another verifier is to be measured by this one (None: the recipe's `verifier`)."""
     diagnostics: DiagnosticsConfig | None = None
     """What the theory says about the trained policy, measured; None: not."""
 

@@ -155,4 +155,20 @@ class ComposeVerifierConfig(Section):
     """An action on which no stage decides: reward 0, or an infra verdict, which leaves every statistic."""
 
 
-type VerifierConfig = Annotated[MemberVerifierConfig | ComposeVerifierConfig, Field(discriminator="type")]
+type TrueVerifierConfig = Annotated[MemberVerifierConfig | ComposeVerifierConfig, Field(discriminator="type")]
+
+
+class FlippedVerifierConfig(Section):
+    """Verifier noise, to measure what it costs: another verifier's judgements turned into their opposite, always the same ones for the same action in
+    the same state. `eval` is told the true verifier by `eval.verifier`."""
+
+    type: Literal["flipped"]
+    probability: Fraction01
+    """Share of (state, action) pairs whose judgement is flipped: reward 1 - r in place of r. `invalid` and `infra` stay as they are."""
+    verifier: TrueVerifierConfig
+    """Any other form of the `verifier` section."""
+    seed: int
+    """Decides which pairs; `${seed}` for other ones in every run."""
+
+
+type VerifierConfig = Annotated[MemberVerifierConfig | ComposeVerifierConfig | FlippedVerifierConfig, Field(discriminator="type")]

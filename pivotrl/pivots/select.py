@@ -168,6 +168,7 @@ def _drawn(turns: Sequence[ProfiledTurn], config: SelectConfig, run_seed: int) -
     """The random rule's ids: the first `num_turns` in hash order, so that the draw of 100 is part of the draw of 200."""
     if not isinstance(config, RandomTurnsRule):
         return frozenset()
+    assert config.num_turns is not None, "the caller has replaced `as_many_as` by its number"
     eligible = (turn.candidate_id for turn in turns if _quarantine(turn) is None)
     in_hash_order = sorted(eligible, key=lambda candidate_id: (derive_seed(run_seed, "select", candidate_id), candidate_id))
     return frozenset(in_hash_order[: config.num_turns])

@@ -17,7 +17,7 @@ from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
 from pivotrl.rollouts.engine import take_cost as engine_cost
 from pivotrl.types import Action, Completion, FinishReason, LocalRollout, ParseOutcome, State, Verdict, VerdictKind
-from pivotrl.verifiers.protocol import Case, Verifier, verify_all
+from pivotrl.verifiers.protocol import Case, Verifier, undisturbed, verify_all
 from pivotrl.verifiers.protocol import take_cost as verifier_cost
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LocalSampler:
         cases = [
             Case(task.state, task.expert_action, action) for task, action in zip(tasks, expressed, strict=True) if not isinstance(action, Verdict)
         ]
-        verdicts = iter(verify_all(self._verifier, cases))
+        verdicts = iter(verify_all(undisturbed(self._verifier), cases))
         return [action if isinstance(action, Verdict) else next(verdicts) for action in expressed]
 
     def take_cost(self) -> Mapping[str, float]:

@@ -130,6 +130,8 @@ def spent_reason(
         metrics: rows of metrics.jsonl.
         validations: rows of validation.jsonl.
     """
+    if config.every_steps is not None and step - since >= config.every_steps:
+        return f"{step - since} steps, due every {config.every_steps}"
     rounds = [row for row in metrics if since <= row["step"] < step and row.get("rollout/reward/std") is not None]
     size = config.window_rounds
     if len(rounds) >= 2 * size:

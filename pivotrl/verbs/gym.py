@@ -84,7 +84,7 @@ def _verifier_for(config: VerifierConfig) -> Callable[[Recorded], Verifier]:
 
 def _build(config: VerifierConfig) -> Verifier:
     """Unlike in a recipe, what a single verifier does not decide is left out, not given 0."""
-    if not isinstance(config, ComposeVerifierConfig):
+    if not isinstance(config, ComposeVerifierConfig | FlippedVerifierConfig):
         config = ComposeVerifierConfig(type="compose", stages=(CascadeStage(verifier=config, decides="both"),), undecided="infra")
     return build_verifier(config, expand=Path)
 

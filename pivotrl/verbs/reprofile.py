@@ -115,7 +115,7 @@ def pivot_sets(loaded: LoadedRecipe, run: Path, sampler: LocalSampler, first: Se
                 provenance={"policy_hash": policy_hash, "verifier": recipe.verifier.model_dump(mode="json"), "step": step, "reason": reason},
             )
         select = Stage.open(directory, "select", config=loaded.section("select"), inputs={"profile": output_hash(profile.path)}, seed=recipe.seed)
-        run_select(select, profile.path, recipe.select, run_seed=recipe.seed)
+        run_select(select, profile.path, build.select_rule(loaded, run), run_seed=recipe.seed)
 
     def reason(step: int, since: int) -> str | None:
         if config.reprofile is None or not is_due(step, every=config.checkpoint_every, updates_per_rollout=config.updates_per_rollout):

@@ -50,6 +50,21 @@ class MeteredVerifier(Verifier, Protocol):
         ...
 
 
+@runtime_checkable
+class DisturbedVerifier(Verifier, Protocol):
+    """A verifier whose judgements are made wrong on purpose."""
+
+    @property
+    def undisturbed(self) -> Verifier:
+        """The one that judges rightly: experts' own actions are checked by it."""
+        ...
+
+
+def undisturbed(verifier: Verifier) -> Verifier:
+    """The verifier to check experts' own actions by: itself, where nothing disturbs it."""
+    return verifier.undisturbed if isinstance(verifier, DisturbedVerifier) else verifier
+
+
 def verify_all(verifier: Verifier, cases: Sequence[Case]) -> list[Verdict]:
     """The verdicts on all cases, in order: at once where the verifier can, else one after the other."""
     if isinstance(verifier, BatchVerifier):

@@ -19,7 +19,7 @@ TIERS = (
     {"types", "identity", "errors", "metrics", "progress", "console", "locks", "child_process", "rundir", "config", "actions"},
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
-    {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching"},
+    {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching", "sweeping"},
     {"build", "build_verifiers"},
     {"pipeline", "verbs", "doctor"},
     {"cli", "cli_arguments", "cli_exchange", "__main__"},
