@@ -9,7 +9,7 @@ RUN ?= runs/quickstart
 # The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test lint unit slurm test-slurm pins smollm2-model bfcl fuzz docs clean
+.PHONY: setup quickstart evidence evidence-small test lint unit slurm test-slurm pins smollm2-model bfcl fuzz docs clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,17 @@ $(STAMP): requirements/dev.txt pyproject.toml
 
 quickstart: setup
 	$(BIN)/pivotrl run recipes/quickstart --run $(RUN)
+
+# The comparison of docs/evidence_protocol.md: every run, then the page with its verdicts. Interrupted, the same command goes on.
+EVIDENCE ?= runs/evidence
+evidence: setup
+	$(BIN)/pivotrl sweep recipes/evidence/sweep.yaml --root $(EVIDENCE)
+	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/sweep.yaml --out docs
+
+# The main arms on one domain with two seeds.
+evidence-small: setup
+	$(BIN)/pivotrl sweep recipes/evidence/sweep_small.yaml --root $(EVIDENCE)-small
+	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/sweep_small.yaml --out $(EVIDENCE)-small/page
 
 test: lint unit slurm
 

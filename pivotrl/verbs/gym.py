@@ -16,7 +16,7 @@ from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.load import load_verifier
 from pivotrl.config.schema import IngestConfig
-from pivotrl.config.verifiers import CascadeStage, ComposeVerifierConfig, VerifierConfig
+from pivotrl.config.verifiers import CascadeStage, ComposeVerifierConfig, FlippedVerifierConfig, VerifierConfig
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.gym.agreement import Agreement, compare, recorded_responses, recorded_rollouts
