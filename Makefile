@@ -28,7 +28,7 @@ quickstart: setup
 EVIDENCE ?= runs/evidence
 evidence: setup
 	$(BIN)/pivotrl sweep recipes/evidence/sweep.yaml --root $(EVIDENCE)
-	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/sweep.yaml --out docs
+	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/tables.yaml --out docs
 
 # The main arms on one domain with two seeds.
 evidence-small: setup
