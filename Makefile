@@ -25,15 +25,14 @@ quickstart: setup
 	$(BIN)/pivotrl run recipes/quickstart --run $(RUN)
 
 # The comparison of docs/evidence_protocol.md: every run, then the page with its verdicts. Interrupted, the same command goes on.
-EVIDENCE ?= runs/evidence
 evidence: setup
-	$(BIN)/pivotrl sweep recipes/evidence/sweep.yaml --root $(EVIDENCE)
+	$(BIN)/pivotrl sweep recipes/evidence/sweep.yaml --root runs/evidence
 	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/tables.yaml --out docs
 
-# The main arms on one domain with two seeds.
+# The main arms on one domain with two seeds: a check of the way, not evidence.
 evidence-small: setup
-	$(BIN)/pivotrl sweep recipes/evidence/sweep_small.yaml --root $(EVIDENCE)-small
-	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/sweep_small.yaml --out $(EVIDENCE)-small/page
+	$(BIN)/pivotrl sweep recipes/evidence/sweep_small.yaml --root runs/evidence_small
+	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/tables_small.yaml --out runs/evidence_small/page
 
 test: lint unit slurm
 

@@ -63,7 +63,8 @@ def test_provenance_names_the_file_the_command_line_and_the_default(recipe_dir: 
 
 
 def test_another_form_of_a_section_replaces_it_whole(recipe_dir: Path) -> None:
-    assert load_recipe(recipe_dir, ["select={rule: random, num_turns: 5}"]).section("select") == {"select": {"rule": "random", "num_turns": 5}}
+    drawn = {"rule": "random", "num_turns": 5, "as_many_as": None}
+    assert load_recipe(recipe_dir, ["select={rule: random, num_turns: 5}"]).section("select") == {"select": drawn}
     assert load_recipe(recipe_dir, ["select.rule=all"]).section("select") == {"select": {"rule": "all"}}
     corrected = ["train.correction={type: truncated, cap: 5.0}", "train.correction={type: masked, low: 0.5, high: 2.0}"]
     assert load_recipe(recipe_dir, corrected).section("train")["train"]["correction"] == {"type": "masked", "level": "token", "low": 0.5, "high": 2.0}
@@ -186,3 +187,19 @@ def test_errors_of_a_verifier_s_words_name_the_key(name: str, words: list[str], 
         load_verifier(name, words)
     for part in expected:
         assert part in str(caught.value)
+
+
+def test_a_section_of_its_own_form_replaces_an_interpolation(recipe_dir: Path) -> None:
+    """An arm under another verifier replaces `verifier: ${eval.verifier}`; nothing of what it stands for is left or changed."""
+    judged = ["eval.verifier={type: tool_call, message: exact}", "verifier=${eval.verifier}"]
+    shared = load_recipe(recipe_dir, judged).recipe
+    assert shared.verifier == shared.eval.verifier
+    replaced = load_recipe(recipe_dir, [*judged, "verifier={type: exact}"]).recipe
+    assert replaced.verifier.model_dump() == {"type": "exact"}
+    assert replaced.eval.verifier == shared.eval.verifier
+
+
+def test_random_turns_need_one_number(recipe_dir: Path) -> None:
+    for both in ("{rule: random}", "{rule: random, num_turns: 5, as_many_as: runs/a}"):
+        with pytest.raises(UserError, match="needs one of num_turns and as_many_as"):
+            load_recipe(recipe_dir, [f"select={both}"])
