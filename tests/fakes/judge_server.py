@@ -77,6 +77,14 @@ def judge_server(reply: Callable[[dict[str, Any]], Reply]) -> Iterator[JudgeServ
             except OSError:
                 self.close_connection = True
 
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models"
+            payload = json.dumps({"data": [{"id": "judge"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
         def log_message(self, *_: object) -> None:
             """Keeps the test's output clean."""
 
