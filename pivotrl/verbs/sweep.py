@@ -171,5 +171,8 @@ def _ended_as_interrupted() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        sys.stderr.write("sweep: stopped; the same command resumes\n")
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
