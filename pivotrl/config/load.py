@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any, cast, get_args
 import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from pivotrl.config.interpolation import refuse_explosion
 from pivotrl.config.schema import Recipe
 from pivotrl.config.verifiers import VerifierConfig
+from pivotrl.config.yaml_text import MAX_DEPTH, read_yaml, read_yaml_file
 from pivotrl.errors import UserError
 
 RECIPE_FILE = "recipe.yaml"
@@ -77,6 +80,7 @@ def load_recipe(directory: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
         merged = _merge(merged, tree)
     for word in overrides:
         merged = _merge(merged, _override(word, origins))
+    refuse_explosion(_plain(merged), source=str(path))
     try:
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
@@ -190,24 +194,24 @@ def _merged_file(file: Path | None) -> Any:
 def _layers(path: Path, above: tuple[Path, ...]) -> Iterator[tuple[Path, Any]]:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     if path.resolve() in above:
         chain = " -> ".join(file.name for file in (*above, path))
         raise UserError(f"`extends` goes in a circle: {chain}", rule="a file cannot extend itself", fix="remove one of the `extends`")
     try:
-        tree = OmegaConf.load(path)
+        value: Any = read_yaml_file(path)
+        tree: Any = OmegaConf.create({}) if value is None else OmegaConf.create(value) if type(value) in (dict, list) else value
     except FileNotFoundError as error:
         raise UserError(
             f"{above[-1].name} extends {path}, which does not exist",
             rule="`extends` names files relative to the file it stands in",
             fix="correct the path",
         ) from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (OmegaConfBaseException, OSError) as error:
         raise UserError(f"{path} is not readable YAML: {_one_line(error)}", rule="a recipe is a YAML mapping", fix="correct the file") from error
     if not isinstance(tree, DictConfig):
         raise UserError(
-            f"{path} holds a {type(OmegaConf.to_container(tree)).__name__}",
+            f"{path} holds a {'list' if OmegaConf.is_list(tree) else type(tree).__name__}",
             rule="a recipe is a YAML mapping at its top",
             fix="write `key: value` lines",
         )
@@ -255,16 +259,18 @@ def _states_form(tree: Any, key: Any) -> bool:
 def _override(word: str, origins: dict[str, str]) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
-    key, equals, _ = word.partition("=")
+    key, equals, text = word.partition("=")
     if not equals or not key.strip():
         raise UserError(
             f"{word!r} is not an override", rule="words after the recipe have the form key=value", fix="write for example train.num_steps=3"
         )
+    if len(re.split(r"[.\[]", key)) > MAX_DEPTH:
+        raise UserError(f"{word[:60]!r} names a key too deep", rule=f"keys have at most {MAX_DEPTH} levels", fix="correct the key")
+    value, tree = read_yaml(text, source=repr(word[:60])), OmegaConf.create({})
     try:
-        tree = OmegaConf.from_dotlist([word])
-    except (YAMLError, OmegaConfBaseException) as error:
+        OmegaConf.update(tree, key, value)
+    except (OmegaConfBaseException, IndexError, ValueError) as error:
         raise UserError(f"{word!r}: {_one_line(error)}", rule="the value is YAML", fix="quote it for the shell and for YAML") from error
     origins.update(dict.fromkeys(_leaves(_plain(tree)), COMMAND_LINE))
     return tree

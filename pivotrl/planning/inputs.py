@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pivotrl.config.yaml_text import read_yaml_file
 from pivotrl.errors import UserError
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_config import CONFIG, read_config
@@ -46,14 +47,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
     if path.suffix == ".json":
         return read_json(path)
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}", rule="it must be readable YAML", fix="correct the file") from error
+    values = read_yaml_file(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no mapping", rule="it has the keys of a config.json", fix="see configs/models for examples")
     return {str(key): value for key, value in values.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from pivotrl.config.tables import FileSource
+from pivotrl.config.yaml_text import read_yaml_file
 from pivotrl.errors import UserError
 from pivotrl.evaluation.tables.estimates import Total
 
@@ -91,11 +92,9 @@ def _files(path: Path, source: FileSource) -> list[Path]:
 
 
 def _load(file: Path) -> Any:
-    data = file.read_bytes()
     if file.suffix in (".yml", ".yaml"):
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(OmegaConf.create(data.decode()), resolve=False)
+        return read_yaml_file(file)
+    data = file.read_bytes()
     if file.suffix == ".jsonl":
         return [orjson.loads(line) for line in data.split(b"\n") if line.strip()]
     return orjson.loads(data)
