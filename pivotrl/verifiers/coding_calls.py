@@ -194,11 +194,14 @@ def same_edit(first: Edit, second: Edit) -> bool:
 
 
 def _shell_text(value: Any) -> str | None:
-    """Shell text of an argument: a string, or an argument vector ``["bash", "-lc", text]``."""
+    """Shell text of an argument: a string, an argument vector ``["bash", "-lc", text]``, or another vector with each of its words quoted."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) == 3 and value[0] in ("bash", "sh", "zsh") and value[1] in ("-c", "-lc") and isinstance(value[2], str):
         return value[2]
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        words: list[str] = value
+        return " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
     return None
 
 

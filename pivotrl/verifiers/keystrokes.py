@@ -45,20 +45,29 @@ class Typed:
 type Stroke = Statement | Key | Typed
 
 
-def strokes(entries: Sequence[str], *, splits_chains: bool, orders_reads: bool) -> tuple[Stroke, ...]:
+def strokes(
+    entries: Sequence[str], *, splits_chains: bool, orders_reads: bool, directory: str | None = None, real: frozenset[str] = frozenset()
+) -> tuple[Stroke, ...]:
     """What a sequence of entries does.
 
     Args:
         splits_chains: ``cd x && make`` is two steps (`shell_effects.in_steps`).
         orders_reads: the order of neighbouring commands that only look does not count.
+        directory: absolute working directory in front of the entries, where it is known: paths are resolved.
+        real: absolute paths that are directories and no links.
     """
-    if sum(map(len, entries)) > MAX_CHARS:
-        return (Typed("".join(entries)),)
-    reader = _StrokeReader([_as_key(entry) for entry in entries if entry])
-    read = reader.read()
+    read, _ = typed_into(entries, directory, real)
     if not (splits_chains or orders_reads):
         return read
     return tuple(_rewritten(read, splits_chains=splits_chains, orders_reads=orders_reads))
+
+
+def typed_into(entries: Sequence[str], directory: str | None, real: frozenset[str] = frozenset()) -> tuple[tuple[Stroke, ...], str | None]:
+    """What entries do in a shell that stands in `directory` (None: unknown), as written, and where they leave it if nothing fails."""
+    if sum(map(len, entries)) > MAX_CHARS:
+        return (Typed("".join(entries)),), None
+    reader = _StrokeReader([_as_key(entry) for entry in entries if entry], directory, real)
+    return reader.read(), reader.directory
 
 
 def statements_of(read: Sequence[Stroke]) -> tuple[Statement, ...]:
@@ -94,12 +103,12 @@ def _as_key(entry: str) -> str | Key:
 class _StrokeReader:
     """Reads one stream of entries."""
 
-    def __init__(self, entries: Sequence[str | Key]) -> None:
+    def __init__(self, entries: Sequence[str | Key], directory: str | None, real: frozenset[str]) -> None:
         self._entries = entries
         self._place = 0
         self._num_unreadable = 0
         self._is_in_program = False
-        self._directory: str | None = None
+        self.directory, self._real = directory, real
         self._read: list[Stroke] = []
 
     def read(self) -> tuple[Stroke, ...]:
@@ -135,11 +144,11 @@ class _StrokeReader:
         read = self._shell_text(text)
         if read is None:
             self._read.append(Typed(text + "\n"))
-            self._directory = None
+            self.directory = None
             return
         statements = read.script.statements
         self._read += statements
-        self._directory = read.directory
+        self.directory = read.directory
         self._is_in_program = bool(statements) and _runs_in_front(statements[-1])
 
     def _shell_text(self, text: str) -> ShellText | None:
@@ -151,7 +160,7 @@ class _StrokeReader:
             following = self._entries[start:end]
             if any(isinstance(entry, Key) or not entry.endswith("\n") for entry in following):
                 break
-            read = continued_command("\n".join((text, *(str(entry).removesuffix("\n") for entry in following))), self._directory)
+            read = continued_command("\n".join((text, *(str(entry).removesuffix("\n") for entry in following))), self.directory, self._real)
             # Lines behind an interactive program are its input.
             if read is not None and not any(map(_runs_in_front, read.script.statements[:-1])):
                 self._place = end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 
 from pivotrl.verifiers.shell_commands import ALIASES, COMMANDS, SHARED_SUBCOMMANDS, SHELLS, SIGNALS, SUBCOMMAND_PROGRAMS, CommandRule
@@ -17,6 +18,10 @@ from pivotrl.verifiers.shell_options import NotCovered, OptionValues, leading_op
 
 # `sudo timeout 5 nice ...` deeper than this is read as plain words.
 _MAX_NESTED_COMMANDS = 8
+_PATH_TESTS = frozenset(("-path", "-ipath", "-wholename", "-iwholename", "-regex", "-iregex"))
+# Without strings, patterns and comments, blanks at an awk program's braces and separators mean nothing.
+_PLAIN_AWK = re.compile(r"[^\"/\\#\n]*")
+_AWK_BLANKS = re.compile(r"[ \t]*([{};,])[ \t]*")
 _APPENDED = Expanded((Active("appended", ""),))
 
 type Values = tuple[tuple[str, Word | None], ...]
@@ -29,12 +34,16 @@ class ArgumentReader:
         read_script: the script in an operand of ``bash -c``, or None where it cannot be read.
         directory: where relative paths start, or None where that is not known; follows the text.
         notes_directory: whether commands to which the working directory matters say it: where changes of directory are not kept.
+        real: absolute paths that are directories and no links.
     """
 
-    def __init__(self, read_script: Callable[[str], Script | None], directory: str | None, *, notes_directory: bool) -> None:
+    def __init__(
+        self, read_script: Callable[[str], Script | None], directory: str | None, *, notes_directory: bool, real: frozenset[str] = frozenset()
+    ) -> None:
         self._read_script = read_script
         self.directory = directory
         self._notes_directory = notes_directory
+        self._real = real
 
     @property
     def _noted(self) -> str | None:
@@ -68,12 +77,13 @@ class ArgumentReader:
         return self._as_written(program, words[1:])
 
     def path(self, word: Word, *, keeps_slash: bool = False) -> Word:
-        """A path without needless parts, absolute where the directory is known. ``..`` stays: a link may stand before it."""
+        """A path without needless parts, absolute where the directory is known. ``..`` stays where a link may stand before it."""
         if not isinstance(word, str):
             return _dynamic_path(word)
         if not word or word == "-":
             return word
-        return normal_path(word, self.directory, keeps_slash=keeps_slash)
+        path = normal_path(word, self.directory, keeps_slash=keeps_slash)
+        return _without_parents(path, self._real) if self._real and "/.." in path else path
 
     def _as_written(self, program: Word, arguments: Sequence[Word]) -> Command:
         return Command(program, (), tuple(arguments), is_parsed=False, directory=self._noted)
@@ -90,6 +100,8 @@ class ArgumentReader:
             # `grep x f` is `grep -e x f`.
             options.append((rule.options["e"], operands[0]))
             operands = operands[1:]
+        if name == "awk" and operands and isinstance(operands[0], str) and _PLAIN_AWK.fullmatch(operands[0]):
+            operands = [_AWK_BLANKS.sub(r"\1", operands[0]).strip(), *operands[1:]]
         values = self._values(options, rule)
         if rule.keeps_separator and separator is not None:
             operands = [*operands[:separator], "--", *(self.path(word) for word in operands[separator:])]
@@ -195,7 +207,10 @@ class ArgumentReader:
         expression = arguments[place:]
         if expression and expression[-1] == "-print":
             expression = expression[:-1]
-        return Command("find", (), (*(self.path(word) for word in starts), *find_expression(expression)), is_parsed=True)
+        # Tests of whole paths are tests of how the starting points are written.
+        directory = None if _PATH_TESTS.intersection(word for word in expression if isinstance(word, str)) else self.directory
+        paths = [normal_path(word, directory) if isinstance(word, str) and word else self.path(word) for word in starts]
+        return Command("find", (), (*paths, *find_expression(expression)), is_parsed=True)
 
 
 def normal_path(path: str, directory: str | None = None, *, keeps_slash: bool = False) -> str:
@@ -214,6 +229,20 @@ def normal_path(path: str, directory: str | None = None, *, keeps_slash: bool = 
     if text.startswith("-"):
         text = "./" + text
     return (text or ".") + ("/" if keeps_slash and path.endswith("/") and parts else "")
+
+
+def _without_parents(path: str, real: frozenset[str]) -> str:
+    """`path` without ``..`` behind directories that are `real`.
+
+    >>> _without_parents("/app/src/../../x", frozenset({"/app/src"}))
+    '/app/../x'
+    """
+    if not path.startswith("/"):
+        return path
+    done = ""
+    for part in path.split("/")[1:]:
+        done = posixpath.dirname(done).rstrip("/") if part == ".." and done in real else f"{done}/{part}"
+    return done or "/"
 
 
 def reading_file(command: Command, file: Word) -> Command | None:

@@ -131,6 +131,7 @@ _DIFF = (
 )
 _PIP = "r|requirement/ e|editable/ U|upgrade q|quiet+ v|verbose+ user no-deps no-cache-dir pre i|index-url= extra-index-url= t|target/ "
 _PIP += "force-reinstall no-build-isolation break-system-packages c|constraint/ y|yes f|find-links= disable-pip-version-check no-input"
+_NPM = "g|global D|save-dev O|save-optional E|save-exact S|save no-save legacy-peer-deps force no-audit no-fund silent loglevel= prefix/ production"
 _APT = "y|yes|assume-yes q|quiet+ no-install-recommends f|fix-broken reinstall purge allow-downgrades"
 
 _COMPILER = "o/ c E S g? O? W? I= L= D= U= f? m? s? p? v w x="
@@ -280,6 +281,8 @@ COMMANDS: Mapping[str, CommandRule] = {
     "pip list": _rule(_READS, "o|outdated format= not-required l user v+ q+"),
     "pip show": _rule(_READS, "f|files v+ q+", set_from=0),
     "pip freeze": _rule(_READS, "l|local user all"),
+    "npm install": _rule(_WRITES, _NPM, set_from=0),
+    "npm ci": _rule(_WRITES, _NPM),
     "apt-get install": _rule(_WRITES, _APT, set_from=0),
     "apt-get update": _rule(_WRITES, _APT),
     "apt-get remove": _rule(_WRITES, _APT, set_from=0),
@@ -355,6 +358,7 @@ SUBCOMMAND_PROGRAMS: Mapping[str, Mapping[str, Option]] = {
     "apt-get": _options("y|yes|assume-yes q|quiet+"),
     "apt": _options("y|yes|assume-yes q|quiet+"),
     "docker": _options(""),
+    "npm": _options(""),
 }
 """Programs whose first operand names a subcommand, and the options that may stand before it."""
 

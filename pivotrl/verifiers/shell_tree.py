@@ -74,25 +74,26 @@ def canonical_command(text: str, directory: str | None = None) -> Script | None:
     return None if read is None else read.script
 
 
-def continued_command(text: str, directory: str | None) -> ShellText | None:
+def continued_command(text: str, directory: str | None, real: frozenset[str] = frozenset()) -> ShellText | None:
     """The canonical form of text typed into a shell that goes on, or None as for `canonical_command`.
 
     Args:
         directory: absolute working directory in front of the text, where it is known.
+        real: absolute paths that are directories and no links: ``..`` behind them leads where their text says.
 
     >>> continued_command("cd src", "/app").directory
     '/app/src'
     """
-    return _read(text, directory, False)
+    return _read(text, directory, False, real)
 
 
-def _read(text: str, directory: str | None, is_fresh: bool) -> ShellText | None:  # noqa: FBT001 - lru_cache keys by position
-    return (_cached if len(text) <= _MAX_CACHED_CHARS else _uncached)(text, directory, is_fresh)
+def _read(text: str, directory: str | None, is_fresh: bool, real: frozenset[str] = frozenset()) -> ShellText | None:  # noqa: FBT001 - lru_cache
+    return (_cached if len(text) <= _MAX_CACHED_CHARS else _uncached)(text, directory, is_fresh, real)
 
 
-def _uncached(text: str, directory: str | None, is_fresh: bool) -> ShellText | None:  # noqa: FBT001
+def _uncached(text: str, directory: str | None, is_fresh: bool, real: frozenset[str]) -> ShellText | None:  # noqa: FBT001
     try:
-        return _Reader(text, directory, is_fresh=is_fresh, depth=0).read()
+        return _Reader(text, directory, is_fresh=is_fresh, depth=0, real=real).read()
     except (Unreadable, RecursionError):
         return None
 
@@ -103,7 +104,7 @@ _cached = lru_cache(maxsize=_CACHED_COMMANDS)(_uncached)
 class _Reader:
     """Reads one text. The working directory is followed in reading order, which is the order of execution at the top level."""
 
-    def __init__(self, text: str, directory: str | None, *, is_fresh: bool, depth: int) -> None:
+    def __init__(self, text: str, directory: str | None, *, is_fresh: bool, depth: int, real: frozenset[str] = frozenset()) -> None:
         if len(text) > MAX_CHARS or "\0" in text or "\r" in text:
             raise Unreadable
         try:
@@ -113,7 +114,7 @@ class _Reader:
         self._depth = depth
         self._is_fresh = is_fresh
         self._is_top = True
-        self._arguments = ArgumentReader(self._operand_script, directory, notes_directory=is_fresh)
+        self._arguments = ArgumentReader(self._operand_script, directory, notes_directory=is_fresh, real=real)
         self._words = WordReader(self._source, self._substitution)
         self._redirects = RedirectReader(self._source, self._words, self._arguments.path)
 

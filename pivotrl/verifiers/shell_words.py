@@ -212,7 +212,14 @@ def _joined(pieces: list[tuple[str | Active | Substitution, bool]]) -> Word:
             _add_bare(parts, piece, is_first=index == 0, is_option=is_option)
     if not parts:
         return ""
+    if isinstance(parts[0], Active) and _is_home(parts[0]) and (len(parts) == 1 or (isinstance(parts[1], str) and parts[1].startswith("/"))):
+        # POSIX.1-2024, 2.6.1: a tilde is the value of HOME. That holds neither blanks nor wildcards, so it is one word without quotes too.
+        parts[0] = Active("tilde", "~")
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else Expanded(tuple(parts))
+
+
+def _is_home(part: Active) -> bool:
+    return part.kind == "variable" and part.text == "HOME"
 
 
 def _add_bare(parts: list[str | Active | Substitution], text: str, *, is_first: bool, is_option: bool) -> None:

@@ -1,35 +1,28 @@
 """Eq. 6 for terminal turns in the forms of Terminus-1 and Terminus-2: the same keystrokes by what they do, the same claim of completion.
 
-Analysis, plan and durations do not count. Calls of other tools (a terminal agent may have some) are compared as `swe` does by arguments.
+Analysis, plan and durations do not count. Paths are compared in the directory where the conversation shows the shell (`terminal_place`). Calls of
+other tools (a terminal agent may have some) are compared as `swe` does by arguments.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from pivotrl.actions.terminus2 import TOOL_NAME as TERMINUS_2
 from pivotrl.config.verifiers import TerminalVerifierConfig
-from pivotrl.types import Action, State, ToolCall, Verdict
+from pivotrl.types import Action, Message, State, ToolCall, Verdict
 from pivotrl.verifiers.canonical import TooDeep
 from pivotrl.verifiers.coding_calls import CodingCalls
 from pivotrl.verifiers.keystrokes import Key, Stroke, Typed, statements_of, strokes
 from pivotrl.verifiers.shell_commands import Effect
-from pivotrl.verifiers.shell_effects import effect
+from pivotrl.verifiers.shell_effects import commands, effect
 from pivotrl.verifiers.swe import speech_verdict, verify_arguments
+from pivotrl.verifiers.terminal_place import NOWHERE, Place, in_place, place_of
+from pivotrl.verifiers.terminal_turns import TERMINUS_1, Turn, read_turn
 
-TERMINUS_1 = "terminus1"
-# A longer list is no turn of an agent.
-_MAX_COMMANDS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a Terminus reply asks the harness to do."""
-
-    keystrokes: tuple[str, ...]
-    is_complete: bool
+# States of which the place is kept: those of the groups that are judged at one time.
+_MAX_PLACES = 256
 
 
 class TerminalVerifier:
@@ -45,6 +38,7 @@ class TerminalVerifier:
     def __init__(self, config: TerminalVerifierConfig) -> None:
         self._shell = config.shell
         self._calls = CodingCalls(config.shell)
+        self._places: dict[int, tuple[Sequence[Message], Place]] = {}
 
     def verify(self, state: State, expert: Action, action: Action) -> Verdict:
         if (verdict := speech_verdict(expert, action)) is not None:
@@ -74,9 +68,9 @@ class TerminalVerifier:
             return Verdict.invalid("wrong schema")
         if wanted is None:
             return Verdict.ok(0.0, "expert call is malformed")
-        return self._verify_turn(wanted, found)
+        return self._verify_turn(state, wanted, found)
 
-    def _verify_turn(self, expert: Turn, action: Turn) -> Verdict:
+    def _verify_turn(self, state: State, expert: Turn, action: Turn) -> Verdict:
         if expert.is_complete != action.is_complete:
             return Verdict.ok(0.0, "premature completion" if action.is_complete else "missing completion")
         if expert.keystrokes == action.keystrokes:
@@ -87,44 +81,49 @@ class TerminalVerifier:
         if not found or not wanted:
             return Verdict.ok(0.0, "unexpected commands" if found else "no commands")
         worst = _worst(found)
+        if _programs(wanted) == _programs(found) and self._are_same_in_place(state, expert, action, max(worst, _worst(wanted))):
+            return Verdict.ok(1.0, "same commands")
         if worst is Effect.DESTROYS and _worst(wanted) is not Effect.DESTROYS:
             return Verdict.ok(0.0, "destructive command", effect=worst.name)
         if isinstance(found[-1], Typed) and not isinstance(wanted[-1], Typed) and not found[-1].text.endswith("\n"):
             return Verdict.ok(0.0, "command not executed", effect=worst.name)
         return Verdict.ok(0.0, "different commands", effect=worst.name)
 
-    def _strokes(self, turn: Turn) -> tuple[Stroke, ...]:
-        return strokes(turn.keystrokes, splits_chains=self._shell.chains == "steps", orders_reads=self._shell.read_order == "any")
+    def _are_same_in_place(self, state: State, expert: Turn, action: Turn, worst: Effect) -> bool:
+        """Whether both turns do the same in the place that the conversation shows."""
+        place = self._place(state.messages)
+        if place == NOWHERE:
+            return False
+        directory = place.directory_for((*expert.keystrokes, *action.keystrokes), is_destructive=worst is Effect.DESTROYS)
+        if directory is None and not place.directories:
+            return False
+        real = place.real_in(directory)
+        wanted, found = (in_place(self._strokes(turn, directory, real), place, directory, turn.keystrokes) for turn in (expert, action))
+        return wanted == found
 
+    def _place(self, messages: Sequence[Message]) -> Place:
+        known = self._places.get(id(messages))
+        if known is not None and known[0] is messages:
+            return known[1]
+        place = place_of(messages)
+        while len(self._places) >= _MAX_PLACES:
+            self._places.pop(next(iter(self._places)), None)
+        # The entry holds the messages, so their identity stays theirs.
+        self._places[id(messages)] = messages, place
+        return place
 
-def read_turn(call: ToolCall) -> Turn | None:
-    """The turn that a call's arguments describe, or None where they break the harness's schema.
-
-    Terminus-2: {analysis, plan, commands: [{keystrokes, duration}], task_complete}; Terminus-1: {state_analysis, explanation,
-    commands: [{keystrokes, is_blocking, timeout_sec}], is_task_complete}. Only keystrokes are required of a command, and an absent flag is false.
-    """
-    value = call.arguments_object()
-    if value is None:
-        return None
-    is_first = call.name == TERMINUS_1
-    texts = ("state_analysis", "explanation") if is_first else ("analysis", "plan")
-    commands, is_complete = value.get("commands"), value.get("is_task_complete" if is_first else "task_complete", False)
-    if any(not isinstance(value.get(key), str) for key in texts) or not isinstance(commands, list) or not isinstance(is_complete, bool | None):
-        return None
-    if len(commands) > _MAX_COMMANDS or not all(_is_command(command, is_first=is_first) for command in commands):
-        return None
-    return Turn(tuple(command["keystrokes"] for command in commands), bool(is_complete))
-
-
-def _is_command(command: Any, *, is_first: bool) -> bool:
-    if not isinstance(command, dict) or not isinstance(command.get("keystrokes"), str):
-        return False
-    seconds = command.get("timeout_sec" if is_first else "duration")
-    is_number = seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool))
-    return is_number and isinstance(command.get("is_blocking"), bool | None)
+    def _strokes(self, turn: Turn, directory: str | None = None, real: frozenset[str] = frozenset()) -> tuple[Stroke, ...]:
+        is_split, is_ordered = self._shell.chains == "steps", self._shell.read_order == "any"
+        return strokes(turn.keystrokes, splits_chains=is_split, orders_reads=is_ordered, directory=directory, real=real)
 
 
 def _worst(found: Sequence[Stroke]) -> Effect:
     typed = any(isinstance(stroke, Key | Typed) for stroke in found)
     worst = max((effect(node) for node, _ in statements_of(found)), default=Effect.READS)
     return max(worst, Effect.UNKNOWN) if typed else worst
+
+
+def _programs(found: Sequence[Stroke]) -> Counter[str]:
+    """How often each program runs, changes of directory aside: what no place makes equal."""
+    run = (command.program for node, _ in statements_of(found) for command in commands(node))
+    return Counter(program for program in run if isinstance(program, str) and program != "cd")

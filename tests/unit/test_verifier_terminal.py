@@ -54,6 +54,10 @@ SAME = [
     (["mkdir -p out && cp a out/\n"], ["mkdir --parents out\n", "cp ./a out/\n"]),
     (["cat > f <<'EOF'\n", "x\n", "EOF\n"], ["cat > f <<'EOF'\nx\nEOF\n"]),
     (["ls\r"], ["ls\n"]),
+    (["ls ~/src\n"], ['ls "$HOME/src"\n']),
+    (["cd\n"], ["cd $HOME\n"]),
+    (["awk '{print $2}' f\n"], ["awk '{ print $2 }' f\n"]),
+    (["cd /app\n", "npm install\n", "npm test\n"], ["cd /app && npm install && npm test\n"]),
     (["ls", "Enter"], ["ls\n"]),
     (["\x03"], ["C-c"]),
     (["^C"], ["C-c"]),
@@ -99,6 +103,10 @@ DIFFERENT = [
     (["python3\n", "print(1)\n"], ["python3\n", "print( 1)\n"], "different commands"),
     (["python3\nprint(1)\n"], ["python3\nprint( 1)\n"], "different commands"),
     (["echo 'open\n"], ["echo  'open\n"], "different commands"),
+    (["ls ~/src\n"], ["ls '$HOME/src'\n"], "different commands"),
+    (["ls ~x\n"], ["ls ${HOME}x\n"], "different commands"),
+    (["awk '{print \"a;b\"}' f\n"], ["awk '{print \"a; b\"}' f\n"], "different commands"),
+    (["npm install a\n"], ["npm install b\n"], "different commands"),
 ]
 
 
