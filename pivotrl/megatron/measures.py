@@ -20,6 +20,7 @@ from pivotrl.megatron.architecture import num_experts
 from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.hf_checkpoint import weight_files
 from pivotrl.megatron.prefix_layers import rows_per_expert
+from pivotrl.megatron.streams import nested_rows
 from pivotrl.megatron.upstream import PLATFORM, TopKRouter
 from pivotrl.objective.microbatch import MicroBatch
 
@@ -66,11 +67,13 @@ class StepMeasures:
 
 
 def work_of(batch: MicroBatch) -> Work:
-    """What a micro-batch puts through the model; a prefix that is shared counts once."""
+    """What a micro-batch puts through the model; a prefix that is shared counts once, a row that is read from another one not at all."""
     lengths = batch.lengths_B.tolist()
     num_scored = int((batch.action_mask_B_T != 0).sum())
     if batch.batching != "shared_prefix" or batch.prefix_lengths_B is None or batch.group_ids_B is None:
-        return Work(sum(lengths), sum(map(causal_pairs, lengths)), num_scored)
+        nested = nested_rows(batch)
+        laid_out = [length for row, length in enumerate(lengths) if row not in nested]
+        return Work(sum(laid_out), sum(map(causal_pairs, laid_out)), num_scored)
     prefixes = dict(zip(batch.group_ids_B.tolist(), batch.prefix_lengths_B.tolist(), strict=True))
     own = [(length, prefixes[group]) for length, group in zip(lengths, batch.group_ids_B.tolist(), strict=True)]
     return Work(

@@ -1,8 +1,9 @@
 """Which tokens of a micro-batch go through the model, in which order, and which hidden state scores which token.
 
 The loss sees rows [B, T]; the model sees a stream, built here. `padded` sends the rows as they are. `packed` lays them one after the
-other without their padding. `shared_prefix` lays each group's prefix once and its actions behind it, so that a prefix of P tokens costs
-P and not G * P. All three give the same scores: a token is predicted from the same tokens at the same positions in each.
+other without their padding; a row that begins another one, as a turn of an episode does, is read from that one. `shared_prefix` lays each
+group's prefix once and its actions behind it, so that a prefix of P tokens costs P and not G * P. All three give the same scores: a token is
+predicted from the same tokens at the same positions in each.
 Pure: no model, no process group. Called by logprobs.py. Suffixes: B = rows, T = tokens of a padded row, S = tokens of the stream,
 N = scored tokens on this rank.
 
@@ -12,6 +13,7 @@ Under context parallelism every segment of a stream is dealt out as slices.py sa
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +22,7 @@ import torch
 from pivotrl.megatron.shared_prefix import Branches, SharedPrefixParams, StreamParams
 from pivotrl.megatron.slices import own_positions
 from pivotrl.objective.microbatch import MicroBatch
+from pivotrl.objective.nesting import hosts
 
 _NOWHERE = -1
 
@@ -89,6 +92,14 @@ def stream_tokens(batch: MicroBatch, layout: StreamLayout) -> tuple[int, int]:
         rows, tokens = batch.token_ids_B_T.shape
         return rows, _round_up(tokens, layout.total_multiple) // layout.context_parallel_size
     return 1, _segments(batch, layout).total // layout.context_parallel_size
+
+
+def nested_rows(batch: MicroBatch) -> dict[int, int]:
+    """The row that a row is read from, for every row of a packed batch that begins another one; empty in other modes."""
+    if batch.batching != "packed":
+        return {}
+    rows = [token_ids[:length] for token_ids, length in zip(batch.token_ids_B_T.tolist(), batch.lengths_B.tolist(), strict=True)]
+    return {row: host for row, host in enumerate(hosts(rows)) if host != row}
 
 
 def _padded(batch: MicroBatch, row_N: torch.Tensor, column_N: torch.Tensor, layout: StreamLayout) -> TokenStream:
@@ -169,22 +180,25 @@ def _segments(batch: MicroBatch, layout: StreamLayout) -> _Segments:
         starts.append(start + _round_up(last - first, layout.segment_multiple))
         return start
 
-    for prefix, rows in _groups(batch):
+    nested = nested_rows(batch)
+    for prefix, rows in _groups(batch, nested):
         prefix_start = append(rows[0], 0, prefix) if prefix else starts[-1]
         place_B_T[rows, :prefix] = place_B_T[rows[0], :prefix].clone()
         action_starts = [append(row, prefix, lengths[row]) for row in rows]
         if prefix:
             action_lengths = [lengths[row] - prefix for row in rows]
             branches.append(Branches.of(prefix_start=prefix_start, prefix_length=prefix, action_starts=action_starts, action_lengths=action_lengths))
+    for row, host in nested.items():
+        place_B_T[row, : lengths[row]] = place_B_T[host, : lengths[row]]
     starts[-1] = _round_up(starts[-1], layout.total_multiple)
     return _Segments(place_B_T, starts, tuple(branches))
 
 
-def _groups(batch: MicroBatch) -> list[tuple[int, list[int]]]:
-    """(prefix tokens to share, rows), in the order of first rows."""
+def _groups(batch: MicroBatch, nested: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+    """(prefix tokens to share, rows) of the rows with tokens of their own, in the order of first rows."""
     rows_B = range(len(batch.lengths_B))
     if batch.batching == "packed":
-        return [(0, [row]) for row in rows_B]
+        return [(0, [row]) for row in rows_B if row not in nested]
     if batch.group_ids_B is None or batch.prefix_lengths_B is None:
         raise ValueError("a micro-batch with shared prefixes names no groups")
     groups: dict[int, list[int]] = {}

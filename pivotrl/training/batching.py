@@ -14,6 +14,7 @@ import torch
 
 from pivotrl.config.training import Batching
 from pivotrl.objective.microbatch import MicroBatch
+from pivotrl.objective.nesting import hosts
 from pivotrl.types import Demonstration, TrainBatch, TrainSample
 
 PAD_TOKEN_ID = 0
@@ -54,9 +55,9 @@ def samples_to_forward(batch: TrainBatch, *, skip_zero_variance: bool) -> list[T
 def train_micro_batches(batch: TrainBatch, *, batching: Batching, micro_batch_tokens: int, skip_zero_variance: bool) -> list[MicroBatch]:
     """Micro-batches of prompt + completion of at most `micro_batch_tokens` tokens unless one sequence alone is longer.
 
-    The tokens are those that go through the model: with their padding where `padded`, a group's prompt once where `shared_prefix`; a group
-    too long for one micro-batch is then split, its prompt in each part. Old and reference log-probs are None; the loop attaches them
-    where the recipe asks for them.
+    The tokens are those that go through the model: with their padding where `padded`, those of a sequence that begins another one once where
+    `packed`, a group's prompt once where `shared_prefix`; a group too long for one micro-batch is then split, its prompt in each part. Old and
+    reference log-probs are None; the loop attaches them where the recipe asks for them.
 
     Raises:
         ValueError: where prompts are to be shared and two samples of a group have different ones.
@@ -107,6 +108,15 @@ class _Row:
         return self.token_ids[: self.prefix_length]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Rows that go into one micro-batch together."""
+
+    rows: list[_Row]
+    num_tokens: int
+    """Of the stream they become."""
+
+
 def _num_tokens(sample: TrainSample) -> int:
     return len(sample.prompt_token_ids) + len(sample.completion_token_ids)
 
@@ -114,7 +124,7 @@ def _num_tokens(sample: TrainSample) -> int:
 def _split(rows: Sequence[_Row], micro_batch_tokens: int, batching: Batching) -> list[list[_Row]]:
     """The rows of every micro-batch. Longest first: a step that does not fit into memory fails at its first forward. Sorts are stable."""
     if batching == "packed":
-        return _first_fit([[row] for row in rows], micro_batch_tokens)
+        return _first_fit(_nested(rows), micro_batch_tokens)
     if batching == "shared_prefix":
         return _first_fit(_shared(rows, micro_batch_tokens), micro_batch_tokens)
     parts: list[list[_Row]] = []
@@ -126,12 +136,20 @@ def _split(rows: Sequence[_Row], micro_batch_tokens: int, batching: Batching) ->
     return parts
 
 
+def _nested(rows: Sequence[_Row]) -> list[_Unit]:
+    """Every row with those that begin it: the turns of an episode, as long as each turn's prompt holds the turns before as they were sampled."""
+    units: dict[int, list[_Row]] = {}
+    for row, host in zip(rows, hosts([row.token_ids for row in rows]), strict=True):
+        units.setdefault(host, []).append(row)
+    return [_Unit(found, len(rows[host].token_ids)) for host, found in units.items()]
+
+
 def _stream_tokens(rows: Sequence[_Row]) -> int:
     """Tokens of rows that share one prefix, which counts once."""
     return rows[0].prefix_length + sum(len(row.token_ids) - row.prefix_length for row in rows)
 
 
-def _shared(rows: Sequence[_Row], micro_batch_tokens: int) -> list[list[_Row]]:
+def _shared(rows: Sequence[_Row], micro_batch_tokens: int) -> list[_Unit]:
     """Groups, in parts where one is longer than a micro-batch."""
     groups: dict[str | None, list[_Row]] = {}
     for row in rows:
@@ -147,22 +165,21 @@ def _shared(rows: Sequence[_Row], micro_batch_tokens: int) -> list[list[_Row]]:
                 part = []
             part.append(row)
         parts.append(part)
-    return parts
+    return [_Unit(part, _stream_tokens(part)) for part in parts]
 
 
-def _first_fit(units: Sequence[list[_Row]], micro_batch_tokens: int) -> list[list[_Row]]:
+def _first_fit(units: Sequence[_Unit], micro_batch_tokens: int) -> list[list[_Row]]:
     """First-fit decreasing: every unit, longest first, into the first micro-batch with room for it (at most 11/9 of the fewest possible)."""
     bins: list[list[_Row]] = []
     room: list[int] = []
-    for unit in sorted(units, key=lambda unit: -_stream_tokens(unit)):
-        tokens = _stream_tokens(unit)
-        index = next((i for i, left in enumerate(room) if left >= tokens), None)
+    for unit in sorted(units, key=lambda unit: -unit.num_tokens):
+        index = next((i for i, left in enumerate(room) if left >= unit.num_tokens), None)
         if index is None:
-            bins.append(list(unit))
-            room.append(micro_batch_tokens - tokens)
+            bins.append(list(unit.rows))
+            room.append(micro_batch_tokens - unit.num_tokens)
         else:
-            bins[index].extend(unit)
-            room[index] -= tokens
+            bins[index].extend(unit.rows)
+            room[index] -= unit.num_tokens
     return bins
 
 

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes.train_samples import VOCAB, draw_samples
+from fakes.train_samples import VOCAB, draw_episode, draw_samples
 from fakes.trainer_batches import save_model
 
 from pivotrl.config.schema import ParallelConfig
 from pivotrl.megatron.hf_checkpoint import read_config
 from pivotrl.megatron.hf_weights import load_hf
 from pivotrl.megatron.logprobs import token_scores
+from pivotrl.megatron.measures import work_of
 from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import initialize_parallel
+from pivotrl.megatron.streams import StreamLayout, stream_tokens
 from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.types import TrainSample
 
@@ -71,6 +73,26 @@ def test_scores_and_gradients_equal_those_of_padded_rows(model: LanguageModel, s
     assert len(gradients) == len(expected_gradients) > 10
     for ours, expected in zip(gradients, expected_gradients, strict=True):
         assert_same(ours, expected)
+
+
+def test_the_turns_of_episodes_are_laid_out_once(model: LanguageModel) -> None:
+    """Two episodes, one of which left its own history after the first turn, beside a sample that came out twice."""
+    first, second = draw_episode([(9, 3), (4, 5), (2, 1)]), draw_episode([(7, 2), (3, 3)], seed=2)
+    strayed = replace(second[1], prompt_token_ids=(VOCAB - 1, *second[1].prompt_token_ids[1:]))
+    twice = draw_samples({"a": (6, [4])})
+    rows = [*first, second[0], strayed, *twice, *twice]
+    (batch,) = train_micro_batches(train_batch(rows), batching="packed", micro_batch_tokens=10_000, skip_zero_variance=True)
+    assert stream_tokens(batch, StreamLayout()) == (1, 24 + 9 + 15 + 10)
+    assert work_of(batch).num_tokens == 24 + 9 + 15 + 10
+    expected_scores, expected_gradients = run(model, rows, "padded")
+    scores, gradients = run(model, rows, "packed")
+    for tokens, expected in expected_scores.items():
+        assert_same(scores[tokens], expected)
+    for ours, expected in zip(gradients, expected_gradients, strict=True):
+        assert_same(ours, expected)
+    # The budget is of what goes through the model: both chains of the first episode fit where their rows would not.
+    parts = train_micro_batches(train_batch(first), batching="packed", micro_batch_tokens=24, skip_zero_variance=True)
+    assert len(parts) == 1
 
 
 @pytest.mark.parametrize("batching", ["packed", "shared_prefix"])

@@ -36,14 +36,22 @@ def stream_length(one: MicroBatch) -> int:
     rows, width = one.token_ids_B_T.shape
     if one.batching == "padded":
         return rows * width
+    if one.batching == "packed":
+        return sum(map(len, unfinished_by_others(one)))
     prompts: dict[object, int] = {}
     tokens = 0
     for i, length in enumerate(one.lengths_B.tolist()):
         assert one.group_ids_B is not None
         prompt = int(one.action_mask_B_T[i].nonzero()[0])
-        prompts[one.group_ids_B[i].item() if one.batching == "shared_prefix" else i] = prompt
+        prompts[one.group_ids_B[i].item()] = prompt
         tokens += length - prompt
     return tokens + sum(prompts.values())
+
+
+def unfinished_by_others(one: MicroBatch) -> set[tuple[int, ...]]:
+    """The rows that begin no longer row."""
+    rows = {tuple(ids[:length]) for ids, length in zip(one.token_ids_B_T.tolist(), one.lengths_B.tolist(), strict=True)}
+    return {row for row in rows if not any(len(other) > len(row) and other[: len(row)] == row for other in rows)}
 
 
 # A busy machine must not fail it.
@@ -61,7 +69,8 @@ def test_every_kept_token_once_under_one_denominator(samples: list[TrainSample],
     seen = []
     for one in micro_batches:
         assert one.batching == batching
-        assert len(one.lengths_B) == 1 or stream_length(one) <= micro_batch_tokens
+        is_one_sequence = len(one.lengths_B) == 1 or (batching == "packed" and len(unfinished_by_others(one)) == 1)
+        assert is_one_sequence or stream_length(one) <= micro_batch_tokens
         assert one.prefix_lengths_B is not None
         assert one.prefix_lengths_B.tolist() == [int(mask.nonzero()[0]) for mask in one.action_mask_B_T]
         assert (one.num_actions, one.num_action_tokens) == (len(samples), sum(len(s.completion_token_ids) for s in samples))
@@ -121,7 +130,7 @@ def test_longest_first_and_deterministic() -> None:
 
 def test_packing_fills_earlier_micro_batches_first() -> None:
     """Lengths 9, 7, 5, 4, 3 into 12: first-fit decreasing gives {9, 3}, {7, 5}, {4}; filling one after the other would take four."""
-    batch = train_batch([sample(str(n), 1, n - 1) for n in (5, 9, 3, 7, 4)])
+    batch = train_batch([dataclasses.replace(sample(str(n), 1, n - 1), prompt_token_ids=(n,)) for n in (5, 9, 3, 7, 4)])
     parts = train_micro_batches(batch, batching="packed", micro_batch_tokens=12, skip_zero_variance=True)
     assert [part.lengths_B.tolist() for part in parts] == [[9, 3], [7, 5], [4]]
 
@@ -147,7 +156,7 @@ def test_demonstrations_count_only_loss_tokens() -> None:
     assert (batch.num_actions, batch.num_action_tokens) == (2, 3)
     assert batch.action_mask_B_T.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
     assert batch.behavior_logprobs_B_T is None
-    longer = Demonstration((5, 6, 7), (0, 0, 1))
+    longer = Demonstration((9, 6, 7), (0, 0, 1))
     packed = demonstration_micro_batches([*shown, longer], batching="packed", micro_batch_tokens=6)
     assert [(part.batching, part.lengths_B.tolist()) for part in packed] == [("packed", [4, 2]), ("packed", [3])]
     assert packed[0].action_mask_B_T.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
