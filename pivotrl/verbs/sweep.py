@@ -82,7 +82,8 @@ def run_sweep(request: SweepRequest) -> bool:
     for run in sweep.failed:
         sys.stderr.write(f"failed: {request.root / run.name}: {sweep.records[run.name].errors[-1]}\n")
     done = len(runs) - len(sweep.failed)
-    sys.stderr.write(f"sweep: {done} of {len(runs)} runs finished ({request.root / RECORD})\n")
+    again = "; --retry-failed tries the others again" if sweep.failed else ""
+    sys.stderr.write(f"sweep: {done} of {len(runs)} runs finished ({request.root / RECORD}){again}\n")
     return not sweep.failed
 
 
