@@ -171,6 +171,25 @@ class Sensitivity(Section):
     """Rows, in this order."""
 
 
+class Hypotheses(Section):
+    """Arms that a page of evidence compares besides those of `main`, `efficiency` and `spread` (docs/evidence_protocol.md)."""
+
+    domain: str
+    """Domain of the ablation."""
+    full: str
+    """Pivots with the functional reward, on the ablation's seeds."""
+    random_functional: str
+    """Random turns with the functional reward."""
+    random_strict: str
+    """Random turns with the strict reward: naive local RL."""
+    pivots_strict: str
+    """Pivots with the strict reward."""
+
+    def arms(self) -> tuple[str, ...]:
+        """All arms named, `full` first."""
+        return self.full, self.random_functional, self.random_strict, self.pivots_strict
+
+
 class TablesConfig(Section):
     """A specification: results and the tables to write of them. A table whose section is absent is not written."""
 
@@ -180,6 +199,10 @@ class TablesConfig(Section):
     """Directory that all paths are below; `{spec}` is the specification's folder. Relative to the working directory."""
     seed: int = 0
     """Seed of the resampling."""
+    num_resamples: Annotated[int, Field(ge=100)] = 2000
+    """Resamples behind every interval."""
+    pairs: Literal["mean", "shared"] = "mean"
+    """Arms with different seeds: compared with the mean of the other arm over its seeds, or on the seeds both have."""
     domains: Annotated[tuple[DomainTable, ...], Field(min_length=1)]
     """Training domains in the order of the tables."""
     results: Annotated[tuple[ResultSource, ...], Field(min_length=1)]
@@ -198,6 +221,8 @@ class TablesConfig(Section):
     """Figure 3; needs run directories."""
     sensitivities: tuple[Sensitivity, ...] = ()
     """K, lambda_diff, verifier noise."""
+    hypotheses: Hypotheses | None = None
+    """What `python -m pivotrl.evaluation.evidence` decides on; tables do without."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> TablesConfig:
@@ -219,6 +244,7 @@ class TablesConfig(Section):
         named += [(place, table.domain) for place, table in (("ablation", self.ablation), ("families", self.families)) if table is not None]
         named += [("efficiency", name) for name in (self.efficiency.domains if self.efficiency else ())]
         named += [("spread", name) for name in (self.spread.domains if self.spread else ())]
+        named += [("hypotheses", self.hypotheses.domain)] if self.hypotheses else []
         return named + [("sensitivities", one.domain) for one in self.sensitivities]
 
     def _arms_named(self) -> list[tuple[str, str]]:
@@ -227,4 +253,5 @@ class TablesConfig(Section):
         named += [(place, row.arm) for place, table in tables if table is not None for row in table.rows]
         named += [("efficiency", name) for name in ((self.efficiency.pivotrl, self.efficiency.end_to_end) if self.efficiency else ())]
         named += [("spread", name) for name in ((self.spread.pivots, self.spread.random) if self.spread else ())]
+        named += [("hypotheses", name) for name in self.hypotheses.arms()] if self.hypotheses else []
         return named + [("sensitivities", name) for one in self.sensitivities for name in (one.reference, *(point.arm for point in one.points))]

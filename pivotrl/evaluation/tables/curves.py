@@ -1,13 +1,13 @@
 """Figure 1 (what the same accuracy costs in turns and in wall time) and Figure 3 (reward std per batch), from run directories.
 
-Pure but for reading the runs' files. A curve is the mean over seeds; intervals draw seeds with replacement.
+Pure but for reading the runs' files. A curve is the mean over seeds; intervals draw seeds with replacement, and tasks where the points list attempts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,15 @@ import numpy.typing as npt
 from pivotrl.config.tables import Efficiency, Spread
 from pivotrl.errors import UserError
 from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, missing_cell, number_cell, paper_cell
+from pivotrl.evaluation.tables.curve_items import PointItems, resampled_curves
 from pivotrl.evaluation.tables.paper import paper_note, paper_value
-from pivotrl.evaluation.tables.sources import Results
+from pivotrl.evaluation.tables.scores import draws_of
+from pivotrl.evaluation.tables.sources import OWN, Results
 from pivotrl.identity import derive_seed
 from pivotrl.observability.fields import Fields, read_lines, read_object
 from pivotrl.observability.sinks import METRICS
 from pivotrl.observability.sinks import TIMING as STEP_TIMING
-from pivotrl.pivots.statistics import BOUNDS, NUM_RESAMPLES, Interval, cluster_bootstrap_interval
+from pivotrl.pivots.statistics import BOUNDS, Interval, cluster_bootstrap_interval
 from pivotrl.rundir import MANIFEST, TIMING
 
 _SPANS = ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum")
@@ -45,6 +47,8 @@ class ArmCurve:
     """Mean over runs; 0 where the arm needs no profile."""
     profile_wall_s: float
     files: tuple[str, ...]
+    items: tuple[tuple[PointItems, ...], ...] | None = None
+    """Attempts by run and point; None where a point lists none."""
 
     def paid(self, kind: str) -> Matrix:
         """Turns or seconds by run and step, profiling included where the kind says so."""
@@ -84,20 +88,22 @@ def efficiency_parts(results: Results, config: Efficiency) -> tuple[Table, list[
     rows: list[TableRow] = []
     figures: list[Figure] = []
     ratios: dict[str, list[tuple[float, Matrix, int, tuple[str, ...]]]] = {}
+    has_items = True
     for name in config.domains:
         domain = results.domain(name)
         pivotrl = _arm_curve(results, config.pivotrl, name, config.curve, counts_profile=True)
         end_to_end = _arm_curve(results, config.end_to_end, name, config.curve, counts_profile=False)
         files = (*pivotrl.files, *end_to_end.files)
         arms = (pivotrl, end_to_end)
-        even = [np.full((1, len(arm.turns_S_T)), 1 / len(arm.turns_S_T)) for arm in arms]
-        target = float(_matched(arms, even)[0])
-        drawn = _drawn_seeds(results, arms, name)
+        has_items = has_items and all(arm.items is not None for arm in arms)
+        even = [_weighted(arm, np.full((1, len(arm.turns_S_T)), 1 / len(arm.turns_S_T))) for arm in arms]
+        target = float(_matched(even)[0])
+        drawn = _resampled(results, arms, name)
         n = sum(len(arm.turns_S_T) for arm in arms)
         for kind, what, unit in _COSTS:
             costs = [float(cost[0]) for cost in _costs(arms, even, kind)]
             first_R, second_R = _costs(arms, drawn, kind)
-            ratio, draws_R = float(_ratio(np.array(costs[:1]), np.array(costs[1:]))[0]), _ratio(first_R, second_R)
+            ratio, draws_R = float(_ratio(even, np.array(costs[:1]), np.array(costs[1:]))[0]), _ratio(drawn, first_R, second_R)
             ratios.setdefault(kind, []).append((ratio, draws_R, n, files))
             drawn_costs = zip(costs, (first_R, second_R), arms, strict=True)
             cells = [_cost_cell(cost, draws, unit, len(arm.turns_S_T), arm.files) for cost, draws, arm in drawn_costs]
@@ -105,13 +111,13 @@ def efficiency_parts(results: Results, config: Efficiency) -> tuple[Table, list[
             rows.append(TableRow(f"{name}.{kind}", label, (*cells, _ratio_cell(ratio, draws_R, n, files), *_paper_cells(kind, domain.paper))))
         figures.append(_efficiency_figure(name, domain.title, {"PivotRL": pivotrl, "end-to-end RL": end_to_end}, target))
     if len(config.domains) > 1:
-        rows += [_mean_ratio_row(kind, what, ratios[kind]) for kind, what, _ in _COSTS]
+        rows += [_mean_ratio_row(kind, what, ratios[kind], config.domains) for kind, what, _ in _COSTS]
     columns = (("pivotrl", "PivotRL"), ("end_to_end", "end-to-end RL"), ("ratio", "PivotRL / end-to-end"))
     columns += (("paper.pivotrl", "paper: PivotRL"), ("paper.end_to_end", "paper: end-to-end"), ("paper.ratio", "paper: ratio"))
     caption = (
         "What the lower of the two final accuracies costs: the first point of the mean curve over seeds that reaches it, between measured points by "
         "a straight line. Turns: sampled assistant turns of training. Wall time: rollout, update and weight hand-over, without validation. "
-        "Brackets: 95 % interval over seeds; n: runs."
+        f"Brackets: 95 % interval over {'tasks and seeds' if has_items else 'seeds'}; n: runs."
     )
     return Table("figure1", "Figure 1: cost of the same accuracy", caption, "cost", columns, tuple(rows), (paper_note("figure1"),)), figures
 
@@ -173,19 +179,22 @@ def _arm_curve(results: Results, arm: str, domain: str, curve: str, *, counts_pr
         files += _read_all(results, read)
     start = max(points[0][0] for points in measured)
     steps = sorted({point[0] for points in measured for point in points if point[0] >= start})
-    reached = [[max(point for point in points if point[0] <= step) for step in steps] for points in measured]
-    accuracy, turns, wall = (np.array([[point[index] for point in row] for row in reached]) for index in (1, 2, 3))
+    reached = [[max((point for point in points if point[0] <= step), key=lambda point: point[0]) for step in steps] for points in measured]
+    accuracy = np.array([[point[1] for point in row] for row in reached])
+    turns, wall = np.array([[point[2] for point in row] for row in reached]), np.array([[point[3] for point in row] for row in reached])
     means = [math.fsum(part) / len(profiled) for part in zip(*profiled, strict=True)] if profiled else [0.0, 0.0]
-    return ArmCurve(accuracy, turns, wall, means[0], means[1], tuple(files))
+    rows = [[point[4] for point in row] for row in reached]
+    items = tuple(map(tuple, rows)) if all(all(row) for row in rows) else None
+    return ArmCurve(accuracy, turns, wall, means[0], means[1], tuple(files), items)
 
 
-def _measured(run: Path, curve: str) -> list[tuple[float, float, float, float]]:
-    """(step, accuracy, turns before, seconds before) of one run, by step.
+def _measured(run: Path, curve: str) -> list[tuple[float, float, float, float, PointItems]]:
+    """(step, accuracy, turns before, seconds before, attempts) of one run, by step.
 
     Raises:
         UserError: where the run has no curve.
     """
-    accuracies = [(step, value) for row in read_lines(run / curve, name=str(run / curve)) for step, value in _step_value(row)]
+    accuracies = [point for row in read_lines(run / curve, name=str(run / curve)) for point in _point(row)]
     if not accuracies:
         raise UserError(
             f"{run} has no accuracy curve in {curve}",
@@ -195,8 +204,8 @@ def _measured(run: Path, curve: str) -> list[tuple[float, float, float, float]]:
     turns = _numbers(run / "train" / METRICS, "perf/env_turns/sum")
     spans = [(step, sum(row.number(span) or 0.0 for span in _SPANS)) for step, row in _steps(run / "train" / STEP_TIMING)]
     return [
-        (step, value, max((count for at, count in turns if at < step), default=0.0), math.fsum(seconds for at, seconds in spans if at < step))
-        for step, value in sorted(accuracies)
+        (step, value, max((count for at, count in turns if at < step), default=0.0), math.fsum(seconds for at, seconds in spans if at < step), items)
+        for step, value, items in sorted(accuracies, key=lambda point: point[0])
     ]
 
 
@@ -215,9 +224,9 @@ def _read_all(results: Results, files: Sequence[Path]) -> list[str]:
     return [results.read(file) for file in files if file.exists()]
 
 
-def _step_value(row: Fields) -> list[tuple[float, float]]:
+def _point(row: Fields) -> list[tuple[float, float, PointItems]]:
     step, value = row.number("step"), row.number("value")
-    return [] if step is None or value is None else [(step, value)]
+    return [] if step is None or value is None else [(step, value, [item.values for item in row.children("items")])]
 
 
 def _steps(file: Path) -> list[tuple[float, Fields]]:
@@ -228,18 +237,34 @@ def _numbers(file: Path, metric: str) -> list[tuple[float, float]]:
     return [(step, value) for step, row in _steps(file) if (value := row.number(metric)) is not None]
 
 
-def _matched(arms: Sequence[ArmCurve], weights: Sequence[Matrix]) -> Matrix:
-    """[R] the lower of the arms' final accuracies, each the mean under weights [R, S]."""
-    return np.min([weights_R_S @ arm.accuracy_S_T[:, -1] for arm, weights_R_S in zip(arms, weights, strict=True)], axis=0)
+type _Drawn = list[tuple[Matrix, Matrix]]
+"""Per arm the mean curves [R, T] and the weights of the runs [R, S] that they are means under."""
 
 
-def _costs(arms: Sequence[ArmCurve], weights: Sequence[Matrix], kind: str) -> list[Matrix]:
+def _weighted(arm: ArmCurve, weights_R_S: Matrix) -> tuple[Matrix, Matrix]:
+    return weights_R_S @ arm.accuracy_S_T, weights_R_S
+
+
+def _resampled(results: Results, arms: Sequence[ArmCurve], domain: str) -> _Drawn:
+    """Tasks and seeds are drawn where every point lists its attempts, else seeds alone, each arm's by themselves."""
+    listed = [arm.items for arm in arms if arm.items is not None]
+    if len(listed) == len(arms):
+        return resampled_curves(listed, draws_of(results, domain, OWN))
+    generator = np.random.Generator(np.random.PCG64(derive_seed(results.config.seed, "tables", "curves", domain)))
+    sizes = [len(arm.turns_S_T) for arm in arms]
+    drawn = [generator.multinomial(size, np.full(size, 1 / size), size=results.config.num_resamples) / size for size in sizes]
+    return [_weighted(arm, weights_R_S) for arm, weights_R_S in zip(arms, drawn, strict=True)]
+
+
+def _matched(drawn: _Drawn) -> Matrix:
+    """[R] the lower of the arms' final accuracies."""
+    return np.min([accuracy_R_T[:, -1] for accuracy_R_T, _ in drawn], axis=0)
+
+
+def _costs(arms: Sequence[ArmCurve], drawn: _Drawn, kind: str) -> list[Matrix]:
     """[R] per arm: what its mean curve paid when it first reached the matched accuracy."""
-    target_R = _matched(arms, weights)
-    found: list[Matrix] = []
-    for arm, weights_R_S in zip(arms, weights, strict=True):
-        found.append(first_reach(weights_R_S @ arm.accuracy_S_T, weights_R_S @ arm.paid(kind), target_R))
-    return found
+    target_R = _matched(drawn)
+    return [first_reach(accuracy_R_T, weights_R_S @ arm.paid(kind), target_R) for arm, (accuracy_R_T, weights_R_S) in zip(arms, drawn, strict=True)]
 
 
 def first_reach(accuracy_R_T: Matrix, paid_R_T: Matrix, target_R: Matrix) -> Matrix:
@@ -258,16 +283,11 @@ def first_reach(accuracy_R_T: Matrix, paid_R_T: Matrix, target_R: Matrix) -> Mat
     return np.where(reached_R_T.any(axis=1), cost_R, np.inf)
 
 
-def _ratio(cost_R: Matrix, other_R: Matrix) -> Matrix:
-    """NaN where the other reaches the target without any cost."""
-    return np.where(other_R > 0, cost_R / np.where(other_R > 0, other_R, 1.0), np.nan)
-
-
-def _drawn_seeds(results: Results, arms: Sequence[ArmCurve], domain: str) -> list[Matrix]:
-    """Weights [R, S] of each arm's runs, drawn with replacement."""
-    generator = np.random.Generator(np.random.PCG64(derive_seed(results.config.seed, "tables", "curves", domain)))
-    sizes = [len(arm.turns_S_T) for arm in arms]
-    return [generator.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES) / size for size in sizes]
+def _ratio(drawn: _Drawn, cost_R: Matrix, other_R: Matrix) -> Matrix:
+    """NaN where an arm already starts at the matched accuracy: it costs that arm nothing."""
+    starts_R = np.max([accuracy_R_T[:, 0] for accuracy_R_T, _ in drawn], axis=0)
+    is_defined_R = (_matched(drawn) > starts_R + 1e-12) & (other_R > 0)
+    return np.where(is_defined_R, cost_R / np.where(other_R > 0, other_R, 1.0), np.nan)
 
 
 def _cost_cell(cost: float, draws_R: Matrix, unit: str, n: int, files: Sequence[str]) -> Cell:
@@ -279,11 +299,12 @@ def _cost_cell(cost: float, draws_R: Matrix, unit: str, n: int, files: Sequence[
     return number_cell(text, cost, unit=unit, n=n, sources=files, bounds=(low, high))
 
 
-def _ratio_cell(ratio: float, draws_R: Matrix, n: int, files: Sequence[str]) -> Cell:
+def _ratio_cell(ratio: float, draws_R: Matrix, n: int, files: Sequence[str], undefined: str = "an arm starts there") -> Cell:
     if not math.isfinite(ratio):
-        return missing_cell("not defined: the other arm starts there")
+        return missing_cell(f"not defined: {undefined}")
     low, high = _bounds(draws_R)
-    return number_cell(f"{ratio:.2f} [{low:.2f}, {high:.2f}] n={n}", ratio, unit="ratio", n=n, sources=files, bounds=(low, high))
+    cell = number_cell(f"{ratio:.2f} [{low:.2f}, {high:.2f}] n={n}", ratio, unit="ratio", n=n, sources=files, bounds=(low, high))
+    return replace(cell, details={"defined_frac": float(np.mean(np.isfinite(draws_R)))})
 
 
 def _bounds(draws_R: Matrix) -> tuple[float, float]:
@@ -295,9 +316,11 @@ def _bounds(draws_R: Matrix) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _mean_ratio_row(kind: str, what: str, found: Sequence[tuple[float, Matrix, int, tuple[str, ...]]]) -> TableRow:
-    ratio = math.fsum(one[0] for one in found) / len(found)
-    cell = _ratio_cell(ratio, np.mean([one[1] for one in found], axis=0), sum(one[2] for one in found), [file for one in found for file in one[3]])
+def _mean_ratio_row(kind: str, what: str, found: Sequence[tuple[float, Matrix, int, tuple[str, ...]]], domains: Sequence[str]) -> TableRow:
+    """The mean of the domains' ratios; not defined where one of them is not."""
+    ratio, undefined = math.fsum(one[0] for one in found) / len(found), [name for name, one in zip(domains, found, strict=True) if math.isnan(one[0])]
+    draws_R, n, files = np.mean([one[1] for one in found], axis=0), sum(one[2] for one in found), [file for one in found for file in one[3]]
+    cell = _ratio_cell(ratio, draws_R, n, files, f"an arm starts there on {', '.join(undefined)}")
     return TableRow(f"mean.{kind}", f"mean over domains, {what}", (missing_cell("-"), missing_cell("-"), cell, *_paper_cells(kind, None)), True)
 
 

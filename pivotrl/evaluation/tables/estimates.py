@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -97,6 +98,7 @@ class Resampling:
     """The runs that are drawn, for example a domain."""
     tasks_key: str
     """The tasks that are drawn, for example a benchmark."""
+    num_resamples: int = NUM_RESAMPLES
 
     def generator(self, *place: str) -> np.random.Generator:
         """A stream of its own for one place below both keys."""
@@ -128,7 +130,7 @@ def change(before: Seeds, after: Seeds, resampling: Resampling) -> Estimate | No
 
     Where they share no task, or a file lists none, the two are compared as unrelated samples. None where either is missing.
     """
-    pairs = _pairs(before, after)
+    pairs = paired_rows(before, after)
     if not pairs:
         return _unpaired(before, after, resampling)
     rows = [(seed, late.cluster, late.mean - early) for seed, early, late in pairs]
@@ -137,6 +139,11 @@ def change(before: Seeds, after: Seeds, resampling: Resampling) -> Estimate | No
     num_attempts = sum(late.num_attempts for _, _, late in pairs)
     tasks = {late.task for _, _, late in pairs}
     return Estimate(value, _hierarchical_means(rows, resampling), num_attempts, len(tasks), len({seed for seed, _, _ in pairs}), tests=tests)
+
+
+def on_shared_seeds(before: Seeds, after: Seeds) -> tuple[Seeds, Seeds]:
+    """Both arms on the seeds that both have."""
+    return {seed: before[seed] for seed in before if seed in after}, {seed: after[seed] for seed in after if seed in before}
 
 
 def mean_of(parts: Sequence[Estimate | None]) -> Estimate | None:
@@ -187,18 +194,30 @@ def _hierarchical_means(rows: Sequence[tuple[int, str, float]], resampling: Resa
     for seed, cluster, value in rows:
         sums_S_C[place_s[seed], place_c[cluster]] += value
         sizes_S_C[place_s[seed], place_c[cluster]] += 1
-    drawn_R_S = _drawn(resampling.generator("seeds", resampling.seeds_key), len(seeds))
-    drawn_R_C = _drawn(resampling.generator("tasks", resampling.tasks_key), len(clusters))
+    drawn_R_S, drawn_R_C = drawn_seeds(resampling, len(seeds)), drawn_tasks(resampling, len(clusters))
+    sums_R, sizes_R = ((drawn_R_S * (drawn_R_C @ of_S_C.T)).sum(axis=1) for of_S_C in (sums_S_C, sizes_S_C))
     with np.errstate(invalid="ignore"):
-        return ((drawn_R_S @ sums_S_C) * drawn_R_C).sum(axis=1) / ((drawn_R_S @ sizes_S_C) * drawn_R_C).sum(axis=1)
+        return sums_R / sizes_R
 
 
-def _drawn(generator: np.random.Generator, size: int) -> Draws:
-    """How often each of `size` things was drawn in `size` draws with replacement, [R, size]."""
-    return generator.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES).astype(np.float64)
+def drawn_seeds(resampling: Resampling, size: int) -> Draws:
+    """How often each of `size` seeds was drawn in `size` draws with replacement, [R, S]."""
+    return _drawn(resampling.seed, ("seeds", resampling.seeds_key), size, resampling.num_resamples).astype(np.float64)
 
 
-def _pairs(before: Seeds, after: Seeds) -> list[tuple[int, float, TaskScore]]:
+def drawn_tasks(resampling: Resampling, size: int) -> Draws:
+    """How often each of `size` clusters of tasks was drawn in `size` draws with replacement, [R, C]."""
+    return _drawn(resampling.seed, ("tasks", resampling.tasks_key), size, resampling.num_resamples).astype(np.float64)
+
+
+# Arms and domains share the draws of a benchmark: kept small and drawn once.
+@lru_cache(maxsize=16)
+def _drawn(seed: int, place: tuple[str, str], size: int, num_resamples: int) -> npt.NDArray[np.int16]:
+    generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "tables", *place)))
+    return generator.multinomial(size, np.full(size, 1 / size), size=num_resamples).astype(np.int16)
+
+
+def paired_rows(before: Seeds, after: Seeds) -> list[tuple[int, float, TaskScore]]:
     """(seed, mean before, task after) of the tasks both have."""
     if any(isinstance(tasks, Total) for tasks in (*before.values(), *after.values())):
         return []
@@ -246,9 +265,11 @@ def _total(seeds: Seeds, resampling: Resampling) -> Estimate | None:
     errors = [_stderr(total) for total in totals]
     draws_R = None
     if all(error is not None for error in errors):
-        noise_R_S = resampling.generator("totals", resampling.seeds_key, resampling.tasks_key).standard_normal((NUM_RESAMPLES, len(totals)))
+        noise_R_S = resampling.generator("totals", resampling.seeds_key, resampling.tasks_key).standard_normal(
+            (resampling.num_resamples, len(totals))
+        )
         values_R_S = np.array([total.value for total in totals]) + noise_R_S * np.array(errors, dtype=np.float64)
-        drawn_R_S = _drawn(resampling.generator("seeds", resampling.seeds_key), len(totals))
+        drawn_R_S = drawn_seeds(resampling, len(totals))
         draws_R = (drawn_R_S * values_R_S).sum(axis=1) / len(totals)
     n = sum(total.n for total in totals)
     return Estimate(math.fsum(total.value for total in totals) / len(totals), draws_R, n, max(total.n for total in totals), len(totals))
@@ -263,7 +284,7 @@ def _stderr(total: Total) -> float | None:
 
 def _unpaired(before: Seeds, after: Seeds, resampling: Resampling) -> Estimate | None:
     """Difference of two unrelated samples, each drawn by itself."""
-    apart = lambda side: Resampling(resampling.seed, f"{resampling.seeds_key} {side}", f"{resampling.tasks_key} {side}")  # noqa: E731
+    apart = lambda side: replace(resampling, seeds_key=f"{resampling.seeds_key} {side}", tasks_key=f"{resampling.tasks_key} {side}")  # noqa: E731
     first, second = score(before, apart("before")), score(after, apart("after"))
     if first is None or second is None:
         return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pivotrl.config.tables import ArmTable, Benchmark, MainArms, OutOfDomain, Sensitivity
 from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, change_cell, missing_cell, paper_cell, score_cell
-from pivotrl.evaluation.tables.estimates import Estimate, Resampling, Seeds, TaskScore, Total, change, mean_of, score
+from pivotrl.evaluation.tables.estimates import Estimate, Resampling, Seeds, TaskScore, Total, change, mean_of, on_shared_seeds, score
 from pivotrl.evaluation.tables.paper import paper_note, paper_value
 from pivotrl.evaluation.tables.sources import OWN, Results, Scores
 
@@ -145,15 +145,16 @@ def _score(results: Results, arm: str, domain: str, benchmark: str | None) -> Es
     families = _averaged_families(results, domain, benchmark, [seeds])
     if families:
         return mean_of([score(_family(seeds, name), _family_draws(results, domain, name)) for name in families])
-    return score(seeds, _draws(results, domain, benchmark))
+    return score(seeds, draws_of(results, domain, benchmark))
 
 
 def _change(results: Results, before: Scores, after: Scores, domain: str, benchmark: str | None) -> Estimate | None:
-    whole = change(before.seeds, after.seeds, _draws(results, domain, benchmark))
-    families = _averaged_families(results, domain, benchmark, [before.seeds, after.seeds])
+    early, late = (before.seeds, after.seeds) if results.config.pairs == "mean" else on_shared_seeds(before.seeds, after.seeds)
+    whole = change(early, late, draws_of(results, domain, benchmark))
+    families = _averaged_families(results, domain, benchmark, [early, late])
     if not families or whole is None:
         return whole
-    parts = [change(_family(before.seeds, name), _family(after.seeds, name), _family_draws(results, domain, name)) for name in families]
+    parts = [change(_family(early, name), _family(late, name), _family_draws(results, domain, name)) for name in families]
     mean = mean_of(parts)
     return mean and replace(mean, tests=whole.tests)
 
@@ -176,12 +177,13 @@ def _family(seeds: Seeds, family: str) -> Seeds:
     return {seed: tasks for seed, tasks in parts.items() if tasks}
 
 
-def _draws(results: Results, domain: str, benchmark: str | None) -> Resampling:
-    return Resampling(results.config.seed, domain, benchmark or f"own {domain}")
+def draws_of(results: Results, domain: str, benchmark: str | None) -> Resampling:
+    """Where the draws of a domain's own benchmark, or of one out of domain, come from."""
+    return Resampling(results.config.seed, domain, benchmark or f"own {domain}", results.config.num_resamples)
 
 
 def _family_draws(results: Results, domain: str, family: str) -> Resampling:
-    return Resampling(results.config.seed, domain, f"own {domain} {family}")
+    return Resampling(results.config.seed, domain, f"own {domain} {family}", results.config.num_resamples)
 
 
 def _files(results: Results, arms: Sequence[str], domains: Sequence[str], benchmarks: Sequence[str | None]) -> list[str]:

@@ -43,6 +43,8 @@ class Results:
     """Run directory by (arm, domain, seed)."""
     hashes: dict[str, str] = field(default_factory=dict[str, str])
     """Content hash of every file read, by its path below the root."""
+    missing: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    """(arm, domain, seed) of runs that are not there, where that is allowed."""
 
     def of(self, arm: str, domain: str, benchmark: str | None) -> Scores:
         """What there is; no seeds where it was not run."""
@@ -60,8 +62,11 @@ class Results:
         return name
 
 
-def read_results(config: TablesConfig, *, spec: Path) -> Results:
+def read_results(config: TablesConfig, *, spec: Path, allows_missing: bool = False) -> Results:
     """Reads every named run directory and file.
+
+    Args:
+        allows_missing: a run whose eval is not finished is noted as missing.
 
     Raises:
         UserError: for a missing or unfinished run, a suite that was not evaluated, a file of another format, or the same result named twice.
@@ -72,14 +77,22 @@ def read_results(config: TablesConfig, *, spec: Path) -> Results:
         for domain in source.domains or [one.name for one in config.domains]:
             for seed in source.seeds:
                 if isinstance(source, RunSource):
+                    if allows_missing and not Stage.is_done(run_directory(results.root, source, domain, seed), "eval"):
+                        results.missing.append((source.arm, domain, seed))
+                        continue
                     _read_run(results, source, domain, seed)
                 else:
                     _read_files(results, source, domain, seed)
     return results
 
 
+def run_directory(root: Path, source: RunSource, domain: str, seed: int) -> Path:
+    """Where a source's run lies."""
+    return root / _filled(source.path, source.arm, domain, seed)
+
+
 def _read_run(results: Results, source: RunSource, domain: str, seed: int) -> None:
-    run = results.root / _filled(source.path, source.arm, domain, seed)
+    run = run_directory(results.root, source, domain, seed)
     stage = Stage.require(run, "eval")
     results.runs[source.arm, domain, seed] = run
     evaluated = read_json(stage / MANIFEST)["seed"]
