@@ -115,3 +115,33 @@ def specification() -> dict:
             | {"points": [{"value": "4", "arm": "random"}, {"value": "16", "arm": "pivotrl"}]}
         ],
     }
+
+
+def write_curve(run: Path, rates: tuple[float, ...], seed: int) -> None:
+    """RUN/train/curve.jsonl: steps 0, 10, ... with every attempt; a task that a lower rate solves is solved by a higher one."""
+    rows = []
+    for index, rate in enumerate(rates):
+        draw = random.Random(derive_seed(seed, "curve", run.parent.name))
+        items = [
+            {"item": f"task-{task}#{attempt}", "cluster": f"task-{task}", "facet": "refund", "score": int(draw.random() < rate), "num_turns": 4}
+            for task in range(NUM_TASKS)
+            for attempt in range(NUM_ATTEMPTS)
+        ]
+        rows.append({"step": 10 * index, "value": sum(item["score"] for item in items) / len(items), "items": items})
+    write_jsonl(run / "train" / "curve.jsonl", rows)
+
+
+def write_page_runs(root: Path) -> Path:
+    """The runs of `write_evidence` with curves of single attempts, and the specification of a page of evidence, whose path is returned."""
+    write_evidence(root)
+    for seed in SEEDS:
+        for domain in DOMAINS:
+            write_curve(root / domain / f"pivotrl-{seed}", (0.2, 0.6, 0.8), seed)
+            write_curve(root / domain / f"episodes-{seed}", (0.2, 0.3, 0.4, 0.5, 0.7), seed)
+    page = {"num_resamples": 400, "pairs": "shared"}
+    arms = {"full": "pivotrl", "random_functional": "random", "random_strict": "strict", "pivots_strict": "sft"}
+    spec = {**specification(), **page, "hypotheses": {"domain": "desk", **arms}}
+    spec["efficiency"]["curve"] = "train/curve.jsonl"
+    file = root / "page.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    return file

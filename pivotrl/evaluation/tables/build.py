@@ -23,14 +23,15 @@ def build_tables(config: TablesConfig, *, spec: Path, out: Path) -> list[Table]:
         UserError: for a result that is missing, unfinished or not of its format, before anything is written.
     """
     results = read_results(config, spec=spec)
-    tables, figures = _parts(results)
+    tables, figures = tables_and_figures(results)
     record: dict[str, Any] = {"spec": config.model_dump(mode="json"), "files": dict(sorted(results.hashes.items())), "commit": source_commit()}
     with progress_bar("tables", len(figures), "figures") as bar:
         write_tables(out, name=config.name, label=paper_label(), tables=tables, figures=figures, record=record, advance=bar.advance)
     return tables
 
 
-def _parts(results: Results) -> tuple[list[Table], list[Figure]]:
+def tables_and_figures(results: Results) -> tuple[list[Table], list[Figure]]:
+    """Every table and figure that the specification asks for."""
     config = results.config
     tables: list[Table] = []
     figures: list[Figure] = []

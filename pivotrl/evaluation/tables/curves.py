@@ -27,8 +27,8 @@ from pivotrl.observability.sinks import TIMING as STEP_TIMING
 from pivotrl.pivots.statistics import BOUNDS, Interval, cluster_bootstrap_interval
 from pivotrl.rundir import MANIFEST, TIMING
 
-_SPANS = ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum")
-_STD = "rollout/reward/std"
+SPANS = ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum")
+REWARD_STD = "rollout/reward/std"
 _PARTS = 5
 
 type Matrix = npt.NDArray[np.float64]
@@ -201,8 +201,8 @@ def _measured(run: Path, curve: str) -> list[tuple[float, float, float, float, P
             rule="figure 1 reads rows {step, value} from it",
             fix="train with `validation`, or name another file as efficiency.curve",
         )
-    turns = _numbers(run / "train" / METRICS, "perf/env_turns/sum")
-    spans = [(step, sum(row.number(span) or 0.0 for span in _SPANS)) for step, row in _steps(run / "train" / STEP_TIMING)]
+    turns = numbers_by_step(run / "train" / METRICS, "perf/env_turns/sum")
+    spans = [(step, sum(row.number(span) or 0.0 for span in SPANS)) for step, row in _steps(run / "train" / STEP_TIMING)]
     return [
         (step, value, max((count for at, count in turns if at < step), default=0.0), math.fsum(seconds for at, seconds in spans if at < step), items)
         for step, value, items in sorted(accuracies, key=lambda point: point[0])
@@ -233,7 +233,8 @@ def _steps(file: Path) -> list[tuple[float, Fields]]:
     return [(step, row) for row in read_lines(file, name=str(file)) if (step := row.number("step")) is not None]
 
 
-def _numbers(file: Path, metric: str) -> list[tuple[float, float]]:
+def numbers_by_step(file: Path, metric: str) -> list[tuple[float, float]]:
+    """(step, value) of one column of a run's metrics; empty where there is none."""
     return [(step, value) for step, row in _steps(file) if (value := row.number(metric)) is not None]
 
 
@@ -351,7 +352,7 @@ type _StdRuns = tuple[tuple[tuple[tuple[float, float], ...], ...], tuple[str, ..
 def _std_runs(results: Results, arm: str, domain: str) -> _StdRuns:
     runs = _runs(results, arm, domain, "figure 3")
     files = [run / "train" / METRICS for run in runs]
-    return tuple(tuple(_numbers(file, _STD)) for file in files), tuple(_read_all(results, files))
+    return tuple(tuple(numbers_by_step(file, REWARD_STD)) for file in files), tuple(_read_all(results, files))
 
 
 def _mean_line(runs: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ No clock, no random ids, matplotlib's own font. Called by write.py.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,22 @@ _LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", ":"))
 _PANEL_INCHES = (4.2, 3.0)
 
 
-def write_figure(figure: Figure, directory: Path) -> list[str]:
-    """Writes KEY.svg and KEY.png into the directory and returns their names."""
+_METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+
+
+def write_figure(figure: Figure, directory: Path) -> None:
+    """Writes KEY.svg and KEY.png into the directory."""
+    for suffix, data in figure_bytes(figure, tuple(_METADATA)).items():
+        atomic_write(directory / f"{figure.key}.{suffix}", data)
+
+
+def figure_bytes(figure: Figure, suffixes: Sequence[str]) -> dict[str, bytes]:
+    """The figure as files by suffix: ``svg``, ``png``."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    names = []
+    found: dict[str, bytes] = {}
     with mpl.rc_context(_STYLE):
         width, height = _PANEL_INCHES
         drawn = Canvas(figsize=(width * len(figure.panels), height), layout="constrained")
@@ -47,9 +57,8 @@ def write_figure(figure: Figure, directory: Path) -> list[str]:
             if index == 0:
                 axis.set_ylabel(figure.y_label)
                 axis.legend(frameon=False)
-        for suffix, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+        for suffix in suffixes:
             buffer = io.BytesIO()
-            drawn.savefig(buffer, format=suffix, dpi=150, metadata=metadata)
-            atomic_write(directory / f"{figure.key}.{suffix}", buffer.getvalue())
-            names.append(f"{figure.key}.{suffix}")
-    return names
+            drawn.savefig(buffer, format=suffix, dpi=150, metadata=_METADATA[suffix])
+            found[suffix] = buffer.getvalue()
+    return found

@@ -66,16 +66,22 @@ def markdown(name: str, label: str, tables: Sequence[Table], figures: Sequence[F
     """All tables as GitHub markdown."""
     lines = [f"# {_markdown(name)}", "", f"Columns headed `paper` are {_markdown(label)}.", ""]
     for table in tables:
-        headings = [table.first_column, *(heading for _, heading in table.columns)]
-        lines += [f"## {_markdown(table.title)}", "", _markdown(table.caption), "", _markdown_row(headings)]
-        lines.append(f"|{'|'.join(['---'] + ['---:'] * len(table.columns))}|")
-        for row in table.rows:
-            cells = [row.label, *(cell.text for cell in row.cells)]
-            lines.append(_markdown_row([f"**{cell}**" if row.is_total else cell for cell in cells]))
-        lines += ["", *(line for note in table.notes if note for line in (_markdown(note), ""))]
+        lines += [f"## {_markdown(table.title)}", "", *markdown_table(table)]
     for figure in figures:
         lines += [f"![{_markdown(figure.title)}]({FIGURES}/{figure.key}.svg)", "", _markdown(figure.caption), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def markdown_table(table: Table) -> list[str]:
+    """Lines of one table without its title: caption, rows, notes, each followed by an empty line."""
+    headings = [table.first_column, *(heading for _, heading in table.columns)]
+    lines = [_markdown(table.caption), "", _markdown_row(headings)] if table.caption else [_markdown_row(headings)]
+    is_words = [any(row.cells[index].kind == "text" for row in table.rows) for index in range(len(table.columns))]
+    lines.append(f"|{'|'.join(['---'] + ['---' if words else '---:' for words in is_words])}|")
+    for row in table.rows:
+        cells = [row.label, *(cell.text for cell in row.cells)]
+        lines.append(_markdown_row([f"**{cell}**" if row.is_total else cell for cell in cells]))
+    return [*lines, "", *(line for note in table.notes if note for line in (_markdown(note), ""))]
 
 
 def latex(name: str, label: str, tables: Sequence[Table], figures: Sequence[Figure]) -> str:
