@@ -35,6 +35,7 @@ from pivotrl.megatron.untrusted import check_index, weights_only
 from pivotrl.megatron.upstream import PLATFORM, CheckpointingException, dist_checkpointing, parallel_state
 from pivotrl.progress import progress_bar
 from pivotrl.rundir import read_json, write_json
+from pivotrl.weights.time_steps import apply_time_step_limit
 
 type Form = Literal["hf", "megatron"]
 
@@ -194,6 +195,7 @@ def _verify(chunks: Sequence[LanguageModel], hf_dir: Path, expected: Mapping[str
 @torch.no_grad()
 def _compare_logits(chunks: Sequence[LanguageModel], hf_dir: Path) -> float:
     loaded: Any = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype)
+    apply_time_step_limit(loaded)
     reference = loaded.to(PLATFORM.device).eval()
     generator = torch.Generator().manual_seed(derive_seed(0, "convert", "prompts"))
     token_ids = torch.randint(0, reference.config.vocab_size, (_PROMPTS, _PROMPT_TOKENS), generator=generator).to(PLATFORM.device)

@@ -36,6 +36,7 @@ from pivotrl.rollouts.decoding import BufferCache, PromptRows, Row, plan_batches
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.types import Completion
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
+from pivotrl.weights.time_steps import apply_time_step_limit
 
 # Padded prompt tokens of one prefill pass: bounds its activations to some 100 MB for a 135M model, and is far above what a core needs to be busy.
 _PREFILL_TOKENS = 8192
@@ -53,7 +54,7 @@ class TransformersEngine:
 
     def __init__(self, model: PreTrainedModel, *, batch_size: int, stop_token_ids: Sequence[int], pad_token_id: int, policy_version: int) -> None:
         self._is_recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in _empty_layers(model))
-        _apply_time_step_limit(model)
+        apply_time_step_limit(model)
         AttentionInterface.register(_ATTENTION, _grouped_sdpa)
         AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
         model.set_attn_implementation(_ATTENTION)
@@ -266,18 +267,6 @@ def _empty_layers(model: PreTrainedModel) -> list[CacheLayerMixin | LinearAttent
             fix="set engine.type to vllm",
         )
     return [layer if isinstance(layer, LinearAttentionLayer) else DynamicLayer() for layer in layers]
-
-
-def _apply_time_step_limit(model: PreTrainedModel) -> None:
-    """Gives Nemotron-H's Mamba layers the limits of their steps that config.json states.
-
-    transformers' prefill raises steps to `time_step_min`, a range of initialization, where its own decoding, megatron-core and vLLM leave
-    them: https://github.com/huggingface/transformers, models/nemotron_h/modeling_nemotron_h.py.
-    """
-    if model.config.model_type == "nemotron_h":
-        for layer in model.model.layers:
-            if layer.block_type == "linear_attention":
-                layer.mixer.time_step_limit = tuple(model.config.time_step_limit)
 
 
 @contextmanager

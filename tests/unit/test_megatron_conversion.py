@@ -39,6 +39,19 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
+def test_steps_below_the_range_of_initialization_are_compared_as_they_are(tmp_path: Path) -> None:
+    """transformers alone would raise them to time_step_min; logits would differ by 0.9."""
+    model = hf_model("nemotron_3")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("dt_bias"):
+                parameter.fill_(-9.0)
+    model.save_pretrained(tmp_path / "source")
+    difference = _to_megatron(tmp_path / "source", tmp_path / "megatron").max_logit_difference
+    assert difference is not None
+    assert difference < 1e-4
+
+
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_there_and_back_keeps_every_bit(tmp_path: Path, family: str) -> None:
     source = save_model(tmp_path / "source", family)
