@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from pivotrl.verifiers.shell_commands import ALIASES, COMMANDS, SHARED_SUBCOMMANDS, SHELLS, SIGNALS, SUBCOMMAND_PROGRAMS, CommandRule
 from pivotrl.verifiers.shell_find import begins_expression, find_expression
@@ -85,6 +86,16 @@ class ArgumentReader:
         path = normal_path(word, self.directory, keeps_slash=keeps_slash)
         return _without_parents(path, self._real) if self._real and "/.." in path else path
 
+    @contextmanager
+    def _elsewhere(self, is_elsewhere: bool) -> Iterator[None]:  # noqa: FBT001 - one condition, read aloud
+        """Paths that start in another directory, or on another machine, stay as they are written."""
+        directory = self.directory
+        self.directory = None if is_elsewhere else directory
+        try:
+            yield
+        finally:
+            self.directory = directory
+
     def _as_written(self, program: Word, arguments: Sequence[Word]) -> Command:
         return Command(program, (), tuple(arguments), is_parsed=False, directory=self._noted)
 
@@ -111,7 +122,9 @@ class ArgumentReader:
             return self._shell(name, values, operands)
         is_sensitive = rule.first_path is None or rule.keeps_separator
         directory = self._noted if is_sensitive else None
-        return Command(name, values, self._operands(operands, values, rule), is_parsed=True, directory=directory)
+        with self._elsewhere(rule.positional == "C" and any(option == "C" for option, _ in values)):
+            read = self._operands(operands, values, rule)
+        return Command(name, values, read, is_parsed=True, directory=directory)
 
     def _operands(self, operands: list[Word], values: Values, rule: CommandRule) -> tuple[Operand, ...]:
         if rule.first_path is not None:
@@ -147,7 +160,8 @@ class ArgumentReader:
         own = rule.nested_after or 0
         # What xargs appends takes the place of operands, so none may be assumed.
         appended = [_APPENDED] if name == "xargs" else []
-        nested = self.command([*operands[own:], *appended], depth=depth + 1)
+        with self._elsewhere(name.startswith("docker ") or (name == "sudo" and ("i", None) in values)):
+            nested = self.command([*operands[own:], *appended], depth=depth + 1)
         return Command(name, values, (*operands[:own], nested), is_parsed=True)
 
     def _shell(self, name: str, values: Values, operands: list[Word]) -> Command:
@@ -183,7 +197,8 @@ class ArgumentReader:
         rule = COMMANDS.get(f"{SHARED_SUBCOMMANDS.get(program, program)} {rest[0]}")
         if rule is None:
             raise NotCovered
-        command = self._known(f"{program} {rest[0]}", rule, rest[1:], depth)
+        with self._elsewhere(any(option.name == "C" for option, _ in options)):
+            command = self._known(f"{program} {rest[0]}", rule, rest[1:], depth)
         before: list[tuple[str, Word | None]] = []
         for option, value in options:
             # `apt-get -y install` is `apt-get install -y`; `git -C` is not the `-C` of a subcommand.

@@ -31,12 +31,15 @@ def commands(node: Node | Operand) -> Iterator[Command]:
     match node:
         case Command():
             yield node
-            for operand in (node.program, *node.operands, *(value for _, value in node.options if value is not None)):
-                yield from commands(operand)
+            for operand in (node.program, *node.operands, *(value for _, value in node.options)):
+                # Most are plain words, which hold no command.
+                if not isinstance(operand, str | None):
+                    yield from commands(operand)
             for assignment in node.assignments:
                 yield from commands(assignment)
             for redirect in node.redirects:
-                yield from commands(redirect.target)
+                if not isinstance(redirect.target, str):
+                    yield from commands(redirect.target)
         case Script():
             for statement, _ in node.statements:
                 yield from commands(statement)

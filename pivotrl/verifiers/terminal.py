@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pivotrl.actions.terminus2 import TOOL_NAME as TERMINUS_2
 from pivotrl.config.verifiers import TerminalVerifierConfig
@@ -23,6 +24,8 @@ from pivotrl.verifiers.terminal_turns import TERMINUS_1, Turn, read_turn
 
 # States of which the place is kept: those of the groups that are judged at one time.
 _MAX_PLACES = 256
+# Experts' turns that are kept as they were read: one is compared with all rollouts of its candidate.
+_MAX_EXPERTS = 1024
 
 
 class TerminalVerifier:
@@ -61,11 +64,9 @@ class TerminalVerifier:
                 return verify_arguments(self._calls, state, [expert], [action])
             except TooDeep:
                 return Verdict.invalid("arguments nested too deeply")
-        if action.arguments_object() is None:
-            return Verdict.invalid("malformed")
-        wanted, found = read_turn(expert), read_turn(action)
+        wanted, found = _read_expert(expert), read_turn(action)
         if found is None:
-            return Verdict.invalid("wrong schema")
+            return Verdict.invalid("malformed" if action.arguments_object() is None else "wrong schema")
         if wanted is None:
             return Verdict.ok(0.0, "expert call is malformed")
         return self._verify_turn(state, wanted, found)
@@ -75,13 +76,13 @@ class TerminalVerifier:
             return Verdict.ok(0.0, "premature completion" if action.is_complete else "missing completion")
         if expert.keystrokes == action.keystrokes:
             return Verdict.ok(1.0, "same commands")
-        wanted, found = self._strokes(expert), self._strokes(action)
+        wanted, found = self._expert_strokes(expert), self._strokes(action)
         if wanted == found:
             return Verdict.ok(1.0, "same commands")
         if not found or not wanted:
             return Verdict.ok(0.0, "unexpected commands" if found else "no commands")
         worst = _worst(found)
-        if _programs(wanted) == _programs(found) and self._are_same_in_place(state, expert, action, max(worst, _worst(wanted))):
+        if self._place(state.messages) != NOWHERE and _programs(wanted) == _programs(found) and self._are_same_in_place(state, expert, action):
             return Verdict.ok(1.0, "same commands")
         if worst is Effect.DESTROYS and _worst(wanted) is not Effect.DESTROYS:
             return Verdict.ok(0.0, "destructive command", effect=worst.name)
@@ -89,12 +90,11 @@ class TerminalVerifier:
             return Verdict.ok(0.0, "command not executed", effect=worst.name)
         return Verdict.ok(0.0, "different commands", effect=worst.name)
 
-    def _are_same_in_place(self, state: State, expert: Turn, action: Turn, worst: Effect) -> bool:
+    def _are_same_in_place(self, state: State, expert: Turn, action: Turn) -> bool:
         """Whether both turns do the same in the place that the conversation shows."""
         place = self._place(state.messages)
-        if place == NOWHERE:
-            return False
-        directory = place.directory_for((*expert.keystrokes, *action.keystrokes), is_destructive=worst is Effect.DESTROYS)
+        is_destructive = Effect.DESTROYS in (_worst(self._strokes(expert)), _worst(self._strokes(action)))
+        directory = place.directory_for((*expert.keystrokes, *action.keystrokes), is_destructive=is_destructive)
         if directory is None and not place.directories:
             return False
         real = place.real_in(directory)
@@ -112,9 +112,17 @@ class TerminalVerifier:
         self._places[id(messages)] = messages, place
         return place
 
+    def _expert_strokes(self, turn: Turn) -> tuple[Stroke, ...]:
+        is_split, is_ordered = self._shell.chains == "steps", self._shell.read_order == "any"
+        return _read_strokes(turn.keystrokes, splits_chains=is_split, orders_reads=is_ordered)
+
     def _strokes(self, turn: Turn, directory: str | None = None, real: frozenset[str] = frozenset()) -> tuple[Stroke, ...]:
         is_split, is_ordered = self._shell.chains == "steps", self._shell.read_order == "any"
         return strokes(turn.keystrokes, splits_chains=is_split, orders_reads=is_ordered, directory=directory, real=real)
+
+
+_read_expert = lru_cache(maxsize=_MAX_EXPERTS)(read_turn)
+_read_strokes = lru_cache(maxsize=_MAX_EXPERTS)(strokes)
 
 
 def _worst(found: Sequence[Stroke]) -> Effect:

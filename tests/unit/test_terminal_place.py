@@ -107,6 +107,8 @@ SAME = [
     ("cd src && cat a", "cd /app/src && cat /app/src/a"),
     ("echo x >> log", "echo x >> /app/log"),
     ("ls", "ls /app"),
+    ("sudo cat a", "sudo cat /app/a"),
+    ("git -C sub add x", "git -C /app/sub add ./x"),
 ]
 DIFFERENT = [
     ("cat src/a.py", "cat /src/a.py"),
@@ -121,6 +123,10 @@ DIFFERENT = [
     (["cd /app", "cd -"], "cd -"),
     ("cd /app", ""),
     ("echo src/a", "echo /app/src/a"),
+    ("docker exec c cat a", "docker exec c cat /app/a"),
+    ("git -C sub add x", "git -C sub add /app/x"),
+    ("tar -C sub -czf /o.tgz x", "tar -C sub -czf /o.tgz /app/x"),
+    ("sudo -i cat a", "sudo -i cat /app/a"),
     ("grep src/a f", "grep /app/src/a f"),
     ("find . -path './a/*'", "find /app -path './a/*'"),
 ]
