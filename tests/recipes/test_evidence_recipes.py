@@ -22,7 +22,8 @@ TRUE = {"type": "tool_call", "message": "similarity", "message_similarity": 0.7}
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "pivotrl": {},
     "sft": {"sft": ..., "eval.of": "sft"},
-    "end_to_end": {"train.episodes": {"tasks_per_step": 8, "max_turns": None}},
+    # How rows are laid out changes no gradient; the turns of a task share no prompt.
+    "end_to_end": {"train.episodes": {"tasks_per_step": 8, "max_turns": None}, "train.batching": "packed"},
     "random_functional": {"select": RANDOM},
     "random_strict": {"select": RANDOM, "verifier": {"type": "exact"}},
     "pivots_strict": {"verifier": {"type": "exact"}},
