@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -58,7 +59,7 @@ def print_runs(request: SweepRequest) -> None:
     _, runs = _checked_runs(request)
     table = Table("run", "recipe", "overrides", "state", title=f"{len(runs)} runs below {request.root}", title_justify="left", box=None)
     for run in runs:
-        table.add_row(run.name, str(run.recipe), " ".join(run.overrides), _state(request.root / run.name))
+        table.add_row(run.name, str(run.recipe), shlex.join(run.overrides), _state(request.root / run.name))
     results_console(file_width=1000).print(table)
 
 
