@@ -165,6 +165,23 @@ def test_missing_arms_are_named(made: Path, tmp_path: Path) -> None:
     assert cells["detail/H3/turns/value"]["text"] == "not run on shell"
 
 
+def test_a_run_that_failed_twice_counts_as_the_base(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "desk" / "sft-1")
+    failed = {"status": "failed", "errors": ["first", "non-finite loss in /tmp/somewhere/train/metrics.jsonl"], "wall_s": 1.0}
+    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"name": "x", "runs": {"desk/sft-1": failed}}))
+    write_evidence(tmp_path / "runs" / "page.yaml", None, tmp_path / "docs")
+    page = (tmp_path / "docs" / PAGE).read_text()
+    assert "- desk/sft-1: non-finite loss in metrics.jsonl" in page.splitlines()
+    assert "## What is missing" not in page
+    own, base = (json.loads((made / "desk" / run).read_text())["items"] for run in ("sft-0/eval/units/world-trained.json", _BASE))
+    cell = json.loads((tmp_path / "docs" / NUMBERS).read_text())["cells"]["table1/desk/sft"]
+    assert cell["value"] == pytest.approx(100 * sum(item["score"] for item in own + base) / len(own + base), abs=1e-6)
+
+
+_BASE = "pivotrl-1/eval/units/world-reference.json"
+
+
 def test_nothing_run_is_a_page_too(made: Path, tmp_path: Path) -> None:
     shutil.copy(made / "page.yaml", tmp_path / "page.yaml")
     write_evidence(tmp_path / "page.yaml", None, tmp_path / "docs")

@@ -131,7 +131,8 @@ def _trained(results: Results) -> Iterator[tuple[str, str, list[Path]]]:
             continue
         for domain in source.domains:
             runs = [results.runs[source.arm, domain, seed] for seed in arm_runs(results, source.arm, domain) if seed in source.seeds]
-            if fresh := [run for run in runs if run not in seen]:
+            # A run that stopped for good has no stage of its own here.
+            if fresh := [run for run in runs if run not in seen and any((run / stage).exists() for stage in ("sft", "train"))]:
                 seen |= set(fresh)
                 yield source.arm, domain, fresh
 

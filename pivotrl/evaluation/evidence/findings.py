@@ -146,12 +146,11 @@ def _interval(cell: Cell) -> Interval | None:
 
 
 def _ratio(results: Results, cells: Mapping[str, Cell], kind: str) -> Cell:
-    """The mean over domains; of the one domain where the specification has one."""
+    """The mean over domains; of the one domain where the specification has one. None where a domain lacks the curves of an arm."""
     efficiency = results.config.efficiency
     if efficiency is None:
         return missing_cell()
-    has_runs = {name for name in efficiency.domains if all(arm_runs(results, arm, name) for arm in (efficiency.pivotrl, efficiency.end_to_end))}
-    if without := [name for name in efficiency.domains if name not in has_runs]:
+    if without := [name for name in efficiency.domains if f"figure1/{name}.{kind}/ratio" not in cells]:
         return missing_cell(f"not run on {', '.join(without)}")
     row = f"mean.{kind}" if len(efficiency.domains) > 1 else f"{next(iter(efficiency.domains))}.{kind}"
     return cells.get(f"figure1/{row}/ratio", missing_cell())
@@ -171,8 +170,9 @@ def _quarters(results: Results) -> tuple[list[float] | None, list[Cell]]:
     files: list[str] = []
 
     def stds(arm: str) -> dict[int, dict[float, float]]:
-        paths = {seed: results.runs[arm, domain, seed] / "train" / METRICS for seed in arm_runs(results, arm, domain)}
-        files.extend(results.read(path) for path in paths.values() if path.exists())
+        places = {seed: results.runs[arm, domain, seed] / "train" / METRICS for seed in arm_runs(results, arm, domain)}
+        paths = {seed: path for seed, path in places.items() if path.exists()}
+        files.extend(results.read(path) for path in paths.values())
         return {seed: dict(numbers_by_step(path, REWARD_STD)) for seed, path in paths.items()}
 
     draws = Resampling(results.config.seed, f"std {domain}", domain, results.config.num_resamples)

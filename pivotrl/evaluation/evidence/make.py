@@ -96,6 +96,7 @@ def _content(results: Results, record: Mapping[str, Any]) -> pages.PageContent:
         findings=findings(results, cells),
         comparisons=comparisons(results),
         missing=_missing(results),
+        stopped=record["stopped"],
         base_hashes=base_hashes(results),
         commits=_commits(results),
         machine=record["machine"],

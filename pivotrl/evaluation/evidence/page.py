@@ -69,6 +69,8 @@ class PageContent:
     comparisons: Sequence[Comparison]
     missing: Sequence[tuple[str, str, int]]
     """(arm, domain, seed) of runs that are not there."""
+    stopped: Mapping[str, str]
+    """Error by run, of runs that failed twice and count as the base's scores."""
     base_hashes: Sequence[str]
     commits: Sequence[str]
     """Of the code that the runs were made with."""
@@ -193,13 +195,16 @@ def _escaped(text: str) -> str:
 
 
 def _missing(content: PageContent) -> list[str]:
+    stopped = [f"- {_escaped(name)}: {_escaped(error)}" for name, error in sorted(content.stopped.items())]
+    if stopped:
+        stopped = ["## Runs that stopped", "", "These failed twice with the same settings and count as the base's scores:", "", *stopped, ""]
     if not content.missing:
-        return []
+        return stopped
     seeds: dict[tuple[str, str], list[int]] = {}
     for arm, domain, seed in content.missing:
         seeds.setdefault((arm, domain), []).append(seed)
     lines = [f"- {_escaped(arm)} on {domain}: seeds {', '.join(map(str, sorted(found)))}" for (arm, domain), found in seeds.items()]
-    return ["## What is missing", "", "These runs are not finished:", "", *lines, ""]
+    return [*stopped, "## What is missing", "", "These runs are not finished:", "", *lines, ""]
 
 
 def _section(content: PageContent, heading: str, text: str, keys: Sequence[str]) -> list[str]:

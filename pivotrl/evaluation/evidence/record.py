@@ -7,6 +7,7 @@ either. Scores of 0 and 1 are strings of digits beside one shared list of items.
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from pivotrl.observability.sinks import TIMING as STEP_TIMING
 from pivotrl.rundir import MANIFEST, SUCCESS, TIMING, Stage, read_json, read_jsonl, write_json, write_jsonl
 
 SCHEMA_VERSION = 1
+# What `pivotrl sweep` leaves below its root.
+_SWEEP = "sweep.json"
 _COLUMNS = {
     METRICS: ("rollout/reward/std", "perf/env_turns/sum", "rollout/response_tokens/sum"),
     STEP_TIMING: ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum"),
@@ -37,11 +40,14 @@ type Record = dict[str, Any]
 def collect(config: TablesConfig, root: Path) -> Record:
     """The record of every finished run that the specification names; runs that are not there are left out.
 
+    A run that sweep.json below the root calls failed, after its second attempt, counts as the base's scores; `stopped` names it with its error.
+
     Raises:
         UserError: for a source that is no run directory, or a file that is damaged.
     """
     lists: dict[str, list[list[str]]] = {}
     runs: dict[str, dict[str, Any]] = {}
+    failed, stopped = _failed(root), dict[str, str]()
     for source in config.results:
         if not isinstance(source, RunSource):
             raise UserError(
@@ -53,9 +59,14 @@ def collect(config: TablesConfig, root: Path) -> Record:
             for seed in source.seeds:
                 run = run_directory(root, source, domain, seed)
                 name = str(run.relative_to(root))
-                if name not in runs and Stage.is_done(run, "eval"):
+                if name in runs:
+                    continue
+                if Stage.is_done(run, "eval"):
                     runs[name] = _run(run, _curve_file(config), lists)
-    return {"schema_version": SCHEMA_VERSION, "spec": config.model_dump(mode="json"), "lists": lists, "runs": runs}
+                elif name in failed and (base := _base_run(config, root, domain, seed)) is not None:
+                    runs[name] = _as_base(base, lists)
+                    stopped[name] = failed[name]
+    return {"schema_version": SCHEMA_VERSION, "spec": config.model_dump(mode="json"), "lists": lists, "runs": runs, "stopped": stopped}
 
 
 def unpack(record: Mapping[str, Any], root: Path) -> dict[str, str]:
@@ -97,12 +108,41 @@ def _curve_file(config: TablesConfig) -> str | None:
     return config.efficiency.curve if config.efficiency is not None else None
 
 
+def _failed(root: Path) -> dict[str, str]:
+    """Last error by run, of runs that failed for good; paths are cut to their last part, so that no machine's are published."""
+    if not (root / _SWEEP).exists():
+        return {}
+    records = read_json(root / _SWEEP)["runs"]
+    return {name: re.sub(r"/\S*/", "", (one["errors"] or ["no error was noted"])[-1]) for name, one in records.items() if one["status"] == "failed"}
+
+
+def _base_run(config: TablesConfig, root: Path, domain: str, seed: int) -> Path | None:
+    """The finished run that evaluated the base on that domain and seed."""
+    name = config.main.base if config.main is not None else None
+    sources = [source for source in config.results if isinstance(source, RunSource) and source.arm == name]
+    runs = [run_directory(root, source, domain, seed) for source in sources if domain in source.domains and seed in source.seeds]
+    return next((run for run in runs if Stage.is_done(run, "eval")), None)
+
+
+def _as_base(base: Path, lists: dict[str, list[list[str]]]) -> dict[str, Any]:
+    """The base's evaluation in the place of a run's own; hashes are of the base's files."""
+    found = {f"eval/{MANIFEST}": _entry(base / "eval" / MANIFEST, "object", _manifest(read_json(base / "eval" / MANIFEST)))}
+    for unit in sorted((base / "eval" / UNITS).glob("*-reference.json")):
+        name = f"eval/{UNITS}/{unit.stem.removesuffix('-reference')}-trained.json"
+        found[name] = _entry(unit, "unit", _items(read_json(unit)["items"], lists))
+    return found
+
+
+def _entry(path: Path, kind: str, content: Any) -> dict[str, Any]:
+    return {"hash": file_id(path), "kind": kind, "content": content}
+
+
 def _run(run: Path, curve: str | None, lists: dict[str, list[list[str]]]) -> dict[str, Any]:
     """The run's files by path below it: hash, kind and content."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(path: Path, kind: str, content: Any) -> None:
-        found[str(path.relative_to(run))] = {"hash": file_id(path), "kind": kind, "content": content}
+        found[str(path.relative_to(run))] = _entry(path, kind, content)
 
     for unit in sorted((run / "eval" / UNITS).glob("*.json")):
         if unit.stem.partition("-")[0] in ("world", "skills"):
