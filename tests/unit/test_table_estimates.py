@@ -139,6 +139,17 @@ def test_totals_vary_by_their_stated_error() -> None:
     assert difference.draws_R.std() == pytest.approx(0.05, rel=0.06)
 
 
+def test_a_mean_of_parts_that_cannot_vary_keeps_wilsons_bounds() -> None:
+    """Three of three and five of five: the mean of the two lower bounds, not a width of zero. Beside a part that varies the resamples decide."""
+    three, five = score({0: tasks(a=1.0, b=1.0, c=1.0)}, DRAWS), score({0: tasks(a=1.0, b=1.0, c=1.0, d=1.0, e=1.0)}, DRAWS)
+    lows = [stats.binomtest(n, n).proportion_ci(method="wilson").low for n in (3, 5)]
+    interval = known(mean_of([three, five])).interval()
+    assert (interval.value, interval.low, interval.high) == pytest.approx((1.0, sum(lows) / 2, 1.0))
+    assert known(mean_of([three])).interval().low == pytest.approx(lows[0])
+    varying = score({0: tasks(a=1.0, b=0.0), 1: tasks(a=1.0, b=1.0)}, DRAWS)
+    assert known(mean_of([three, varying])).bounds is None
+
+
 def test_a_mean_of_estimates_needs_every_part() -> None:
     one = score({0: tasks(a=1.0, b=0.0)}, DRAWS)
     other = score({0: tasks(a=0.0, b=0.0, c=1.0, d=1.0)}, Resampling(5, "other", "other"))

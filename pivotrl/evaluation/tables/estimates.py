@@ -149,13 +149,17 @@ def on_shared_seeds(before: Seeds, after: Seeds) -> tuple[Seeds, Seeds]:
 def mean_of(parts: Sequence[Estimate | None]) -> Estimate | None:
     """The unweighted mean of several estimates, their resamples joined draw by draw; None where a part is missing.
 
-    Tests are not joined: a mean has its interval.
+    Tests are not joined: a mean has its interval. Where no part can vary (every score 0, or every one 1), its bounds are the mean of theirs.
     """
     known = [part for part in parts if part is not None]
     if not known or len(known) != len(parts):
         return None
     draws = [part.draws_R for part in known if part.draws_R is not None]
     joined = np.mean(draws, axis=0) if len(draws) == len(known) else None
+    replaced = [part.bounds for part in known if part.bounds is not None and (len(known) == 1 or part.value in (0.0, 1.0))]
+    bounds = None
+    if len(replaced) == len(known):
+        bounds = (math.fsum(low for low, _ in replaced) / len(known), math.fsum(high for _, high in replaced) / len(known))
     return Estimate(
         math.fsum(part.value for part in known) / len(known),
         joined,
@@ -163,6 +167,7 @@ def mean_of(parts: Sequence[Estimate | None]) -> Estimate | None:
         sum(part.num_tasks for part in known),
         min(part.num_seeds for part in known),
         is_paired=all(part.is_paired for part in known),
+        bounds=bounds,
     )
 
 
