@@ -45,11 +45,19 @@ class FlippedVerifier:
         return take_cost(self._judge)
 
     def _is_error(self, case: Case) -> bool:
-        place = content_id([asdict(message) for message in case.state.messages], asdict(case.expert), asdict(case.action))
-        return derive_seed(self._config.seed, "flip", place) < self._config.probability * _SEED_RANGE
+        return derive_seed(self._config.seed, "flip", _place(case)) < self._config.probability * _SEED_RANGE
 
     @staticmethod
     def _flipped(verdict: Verdict) -> Verdict:
         if verdict.kind is not VerdictKind.OK:
             return verdict
         return Verdict.ok(1.0 - verdict.reward, f"flipped: {verdict.reason}", **verdict.detail)
+
+
+def _place(case: Case) -> str:
+    parts = ([asdict(message) for message in case.state.messages], asdict(case.expert), asdict(case.action))
+    try:
+        return content_id(*parts)
+    except TypeError:
+        # Lone surrogates, which JSON cannot hold.
+        return content_id(ascii(parts))

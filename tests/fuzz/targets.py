@@ -39,12 +39,13 @@ VERIFIERS: dict[str, tuple[str, ...]] = {
     "gym_single_step": ("word_count_similarity_threshold=0.1",),
     "gym_swe_pivot": (),
     "gym_terminus": ("enable_llm_judge=false",),
+    "flipped": ("probability=0.5", "seed=1", "verifier={type: tool_call, message: similarity}"),
 }
 """Every verifier that needs neither an endpoint nor a process, with the settings it must be given."""
 
 
-# The public graders reject some actions even as their own expert; the compatibility modes do too.
-_NOT_REFLEXIVE = ("gym_single_step", "gym_swe_pivot", "gym_terminus")
+# The public graders reject some actions even as their own expert; the compatibility modes do too. A flipped verdict is wrong on purpose.
+_NOT_REFLEXIVE = ("gym_single_step", "gym_swe_pivot", "gym_terminus", "flipped")
 
 
 class Finding(AssertionError):

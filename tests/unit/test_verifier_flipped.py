@@ -73,3 +73,8 @@ def test_experts_are_checked_without_the_noise() -> None:
     one = case(0, "yes")
     assert verifier.verify(one.state, one.expert, one.action).reward == 0.0
     assert undisturbed(verifier).verify(one.state, one.expert, one.action).reward == 1.0
+
+
+def test_text_that_is_no_unicode_is_judged_too() -> None:
+    verdicts = [noisy(0.5, Verdict.ok(1.0, "reason")).verify_many([case(number, f"\ud800{number}")])[0].reward for number in range(40)]
+    assert set(verdicts) == {0.0, 1.0}
