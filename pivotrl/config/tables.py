@@ -190,6 +190,19 @@ class Hypotheses(Section):
         return self.full, self.random_functional, self.random_strict, self.pivots_strict
 
 
+class ExploratoryTable(Section):
+    """Arms side by side: what they gain in domain and what they lose out of it."""
+
+    name: str
+    """Short name, part of the cells' names."""
+    title: str
+    """Shown above the table."""
+    domains: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Domains over which the changes are means."""
+    rows: Annotated[tuple[ArmRow, ...], Field(min_length=1)]
+    """Arms, in this order."""
+
+
 class TablesConfig(Section):
     """A specification: results and the tables to write of them. A table whose section is absent is not written."""
 
@@ -221,6 +234,8 @@ class TablesConfig(Section):
     """Figure 3; needs run directories."""
     sensitivities: tuple[Sensitivity, ...] = ()
     """K, lambda_diff, verifier noise."""
+    exploratory: tuple[ExploratoryTable, ...] = ()
+    """Arms that were added after the comparison, on the page of evidence alone; needs `main` and `out_of_domain`."""
     hypotheses: Hypotheses | None = None
     """What `python -m pivotrl.evaluation.evidence` decides on; tables do without."""
 
@@ -237,6 +252,8 @@ class TablesConfig(Section):
                 raise ValueError(f"{place} names the arm {name!r}, of which `results` has nothing; its arms are {', '.join(sorted(arms))}")
         if self.out_of_domain is not None and self.main is None:
             raise ValueError("out_of_domain compares with the base, so it needs `main`")
+        if self.exploratory and self.out_of_domain is None:
+            raise ValueError("exploratory compares arms in and out of domain, so it needs `out_of_domain`; add it")
         return self
 
     def _domains_named(self) -> list[tuple[str, str]]:
@@ -245,6 +262,7 @@ class TablesConfig(Section):
         named += [("efficiency", name) for name in (self.efficiency.domains if self.efficiency else ())]
         named += [("spread", name) for name in (self.spread.domains if self.spread else ())]
         named += [("hypotheses", self.hypotheses.domain)] if self.hypotheses else []
+        named += [("exploratory", name) for one in self.exploratory for name in one.domains]
         return named + [("sensitivities", one.domain) for one in self.sensitivities]
 
     def _arms_named(self) -> list[tuple[str, str]]:
@@ -254,4 +272,5 @@ class TablesConfig(Section):
         named += [("efficiency", name) for name in ((self.efficiency.pivotrl, self.efficiency.end_to_end) if self.efficiency else ())]
         named += [("spread", name) for name in ((self.spread.pivots, self.spread.random) if self.spread else ())]
         named += [("hypotheses", name) for name in self.hypotheses.arms()] if self.hypotheses else []
+        named += [("exploratory", row.arm) for one in self.exploratory for row in one.rows]
         return named + [("sensitivities", name) for one in self.sensitivities for name in (one.reference, *(point.arm for point in one.points))]

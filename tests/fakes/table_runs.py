@@ -142,6 +142,8 @@ def write_page_runs(root: Path) -> Path:
     arms = {"full": "pivotrl", "random_functional": "random", "random_strict": "strict", "pivots_strict": "sft"}
     spec = {**specification(), **page, "hypotheses": {"domain": "desk", **arms}}
     spec["efficiency"]["curve"] = "train/curve.jsonl"
+    rows = [{"arm": arm, "title": arm} for arm in ("pivotrl", "sft")]
+    spec["exploratory"] = [{"name": "sides", "title": "Side by side", "domains": list(DOMAINS), "rows": rows}]
     file = root / "page.yaml"
     file.write_text(yaml.safe_dump(spec))
     return file

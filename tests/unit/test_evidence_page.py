@@ -219,6 +219,17 @@ def test_settings_and_exploratory_runs_are_shown_where_given(made: Path, tmp_pat
     assert "chosen.json" in json.loads((tmp_path / "docs" / NUMBERS).read_text())["files"]
 
 
+def test_arms_side_by_side_repeat_what_the_hypotheses_measure(numbers: dict[str, Any]) -> None:
+    cells = numbers["cells"]
+    shown = {key.removeprefix("exploratory_sides/"): cell for key, cell in cells.items() if key.startswith("exploratory_sides/")}
+    for ours, other in (("pivotrl/own.base", "H1/pivotrl"), ("pivotrl/apart.base", "H2/pivotrl"), ("sft/apart.base", "H2/sft")):
+        assert [shown[ours][key] for key in ("value", "low", "high", "n")] == [
+            cells[f"detail/{other}/value"][key] for key in ("value", "low", "high", "n")
+        ]
+    assert (shown["pivotrl/own.pivotrl"]["text"], shown["pivotrl/apart.pivotrl"]["text"]) == ("-", "-")
+    assert shown["sft/own.pivotrl"]["value"] == pytest.approx(-cells["comparisons/sft.mean/change"]["value"])
+
+
 def test_a_damaged_record_is_refused(made: Path) -> None:
     with pytest.raises(UserError, match="the record is damaged"):
         from_bytes(b"no gzip")

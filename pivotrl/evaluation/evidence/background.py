@@ -141,7 +141,7 @@ def settings_table(chosen: Mapping[str, Any] | None, file: str) -> Table | None:
     """What was chosen on the development seed, with every setting tried.
 
     Args:
-        chosen: by arm: each chosen key with its value, and `grid`, rows {value, success, n}.
+        chosen: by arm: each chosen key with its value, and `grid`, rows {value, success, n} and, where measured, {skills, n_skills}.
 
     Raises:
         UserError: where an arm's entry is no object.
@@ -153,7 +153,7 @@ def settings_table(chosen: Mapping[str, Any] | None, file: str) -> Table | None:
         if not isinstance(entry, dict):
             raise UserError(f"{file}: {arm} is {str(entry)[:60]!r}", rule="an arm has an object of settings", fix="write {key: value, grid: [...]}")
         settings = {key: value for key, value in entry.items() if key != "grid"}
-        rows.append(TableRow(arm, arm, (Cell(_shown(settings), "text", sources=(file,)), missing_cell("-"), missing_cell("-")), is_total=True))
+        rows.append(TableRow(arm, arm, (Cell(_shown(settings), "text", sources=(file,)), *[missing_cell("-")] * 3), is_total=True))
         for index, one in enumerate(entry.get("grid", [])):
             success = missing_cell()
             if one.get("success") is not None:
@@ -164,9 +164,13 @@ def settings_table(chosen: Mapping[str, Any] | None, file: str) -> Table | None:
                 if "n" in one
                 else missing_cell("-")
             )
-            rows.append(TableRow(f"{arm}.{index}", arm, (Cell(_shown(one["value"]), "text", sources=(file,)), success, n)))
-    columns = (("setting", "setting"), ("success", "success, percent"), ("n", "n"))
-    caption = "Bold: chosen on development seed 100, conversational world, whose runs enter no other table. Below: every setting tried."
+            skills = missing_cell("-")
+            if one.get("skills") is not None:
+                value = _PERCENT * float(one["skills"])
+                skills = number_cell(f"{value:.1f}", value, unit="percent", n=int(one["n_skills"]), sources=[file])
+            rows.append(TableRow(f"{arm}.{index}", arm, (Cell(_shown(one["value"]), "text", sources=(file,)), success, n, skills)))
+    columns = (("setting", "setting"), ("success", "success, percent"), ("n", "n"), ("skills", "skills, percent"))
+    caption = "Bold: chosen on development seed 100, conversational world, whose runs enter no other table. Below: all that was tried. Success chose."
     return Table("settings", "Settings", caption, "arm", columns, tuple(rows))
 
 

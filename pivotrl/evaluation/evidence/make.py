@@ -17,6 +17,7 @@ import orjson
 from pivotrl.config.tables import RunSource, TablesConfig
 from pivotrl.evaluation.evidence import page as pages
 from pivotrl.evaluation.evidence.background import base_hashes, base_table, cost_table, settings_table
+from pivotrl.evaluation.evidence.exploratory import exploratory_table
 from pivotrl.evaluation.evidence.findings import arm_runs, comparisons, findings, joined_cell
 from pivotrl.evaluation.evidence.joined import joined_change
 from pivotrl.evaluation.evidence.record import Record, collect, unpack
@@ -88,6 +89,7 @@ def _content(results: Results, record: Mapping[str, Any]) -> pages.PageContent:
         settings_table(record["chosen"] and record["chosen"]["content"], CHOSEN),
     )
     by_key |= {table.key: table for table in own if table is not None}
+    by_key |= {table.key: table for table in (exploratory_table(results, one) for one in results.config.exploratory)}
     return pages.PageContent(
         name=results.config.name,
         paper_label=paper_label(),

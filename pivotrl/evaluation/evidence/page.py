@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pivotrl.evaluation.evidence.background import missed_criteria
+from pivotrl.evaluation.evidence.exploratory import KEY as EXPLORATORY_KEY
 from pivotrl.evaluation.evidence.findings import Comparison, Finding
 from pivotrl.evaluation.evidence.verdicts import Verdict
 from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, missing_cell, number_cell
@@ -327,9 +328,12 @@ def _negative(content: PageContent) -> list[str]:
 
 def _exploratory(content: PageContent) -> list[str]:
     lines = ["## Exploratory", ""]
-    if content.exploratory is None:
+    found = [table for key, table in content.tables.items() if key.startswith(EXPLORATORY_KEY)]
+    if content.exploratory is None and not found:
         return [*lines, "No exploratory run is reported.", ""]
-    return [*lines, "Run after the verdicts above were written; changes none of them.", "", content.exploratory.strip(), ""]
+    lines += ["Not part of the comparison; changes no verdict above.", ""]
+    lines += [content.exploratory.strip(), ""] if content.exploratory is not None else []
+    return lines + [line for table in found for line in (f"### {table.title}", "", *_shown(table))]
 
 
 def _how() -> list[str]:
