@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -212,5 +212,16 @@ class Stage:
 
 
 def output_hash(stage_dir: Path) -> str:
-    """One hash over a finished stage's outputs: what the next stage records as its input."""
-    return content_id(read_json(stage_dir / MANIFEST)["outputs"])
+    """One hash over a finished stage's outputs: what the next stage records as its input.
+
+    Raises:
+        UserError: where its manifest names none.
+    """
+    manifest = read_json(stage_dir / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(outputs := cast("dict[str, Any]", manifest).get("outputs"), dict):
+        raise UserError(
+            f"{stage_dir / MANIFEST} has no object `outputs`",
+            rule="it maps the stage's files to their hashes",
+            fix="restore it, or remove the stage's directory to redo it",
+        )
+    return content_id(cast("dict[str, Any]", outputs))

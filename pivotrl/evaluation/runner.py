@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pivotrl.artifacts import EvalUnit, read_artifact
 from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation import suites
@@ -122,7 +123,7 @@ def _scored(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_in
 
 
 def _merge(stage: Stage, names: Sequence[str], inputs: EvalInputs) -> dict[str, Any]:
-    units = {(name, label): read_json(_unit_path(stage, name, label)) for name in names for label in inputs.checkpoints}
+    units = {(name, label): read_artifact(_unit_path(stage, name, label), EvalUnit) for name in names for label in inputs.checkpoints}
     items = {key: [ItemScore(**item) for item in unit["items"]] for key, unit in units.items()}
     samples = [{"suite": name, "checkpoint": label, **sample} for (name, label), unit in units.items() for sample in unit["samples"]]
     scores = {

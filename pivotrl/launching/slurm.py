@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pivotrl.artifacts import JobsRecord, read_artifact
 from pivotrl.errors import UserError
-from pivotrl.rundir import read_json, write_json
+from pivotrl.rundir import write_json
 
 JOBS = "jobs.json"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -109,13 +110,10 @@ def recorded(launch_dir: Path) -> tuple[str | None, list[Submission]]:
     path = launch_dir / JOBS
     if not path.is_file():
         return None, []
-    record = read_json(path)
-    try:
-        return record["slurm_conf"], [Submission(**{**row, "command": tuple(row["command"])}) for row in record["submissions"]]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is no record of jobs ({error!r})", rule="`pivotrl launch` writes it", fix="restore it, or launch into another --run"
-        ) from error
+    record = read_artifact(path, JobsRecord)
+    names = Submission.__dataclass_fields__
+    rows = [{name: row[name] for name in names} for row in record["submissions"]]
+    return record["slurm_conf"], [Submission(**{**row, "command": tuple(row["command"])}) for row in rows]
 
 
 def record(launch_dir: Path, cluster_name: str, slurm_conf: str | None, submissions: Sequence[Submission]) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pivotrl.artifacts import StepRow, read_artifact_lines
 from pivotrl.config.load import load_recipe
 from pivotrl.errors import UserError
 from pivotrl.launching.render import LAUNCH
 from pivotrl.launching.slurm import QueuedJob, Slurm, Submission, recorded
 from pivotrl.launching.submit import OVER
-from pivotrl.rundir import STAGES, Stage, read_jsonl
+from pivotrl.rundir import STAGES, Stage
 
 # No state of SLURM's: the queue has forgotten the job and it left no word, as one does that was cancelled or killed.
 GONE = "GONE"
@@ -113,7 +114,7 @@ def _progress(run: Path, one: Submission) -> str:
     if one.stage in ("sft", "train") and (metrics := run / one.stage / "metrics.jsonl").is_file():
         recipe = load_recipe(run / LAUNCH / "recipe").recipe
         section = recipe.train if one.stage == "train" else recipe.sft
-        step = max((row["step"] + 1 for row in read_jsonl(metrics, is_growing=True)), default=0)
+        step = max((row["step"] + 1 for row in read_artifact_lines(metrics, StepRow, is_growing=True)), default=0)
         return f"step {step}/{section.num_steps if section else '?'}"
     logs = sorted((run / LAUNCH / "attempts").glob(f"{one.stage}.{one.job_id}[._]*/{one.stage}.0.log"), key=lambda path: path.stat().st_mtime)
     lines = logs[-1].read_text(errors="replace").split("\n") if logs else []

@@ -16,13 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, LlamaConfig
 
+from pivotrl.artifacts import WeightIndex, read_artifact
 from pivotrl.config.schema import ScratchModel
 from pivotrl.errors import UserError
 from pivotrl.megatron.directories import atomic_directory
 from pivotrl.megatron.hf_config import CONFIG as CONFIG
 from pivotrl.megatron.hf_config import read_config as read_config
 from pivotrl.megatron.safetensors_shards import INDEX, MAX_SHARD_BYTES, SINGLE, ShardWriter
-from pivotrl.rundir import read_json, write_json
+from pivotrl.rundir import write_json
 
 # Everything beside the weights and their config that transformers or vLLM read from a checkpoint directory.
 _COMPANIONS = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
@@ -66,7 +67,7 @@ def weight_files(checkpoint_dir: Path) -> dict[str, Path]:
         UserError: where the directory holds no safetensors, a file of the index is missing, or a file is cut short.
     """
     if (checkpoint_dir / INDEX).is_file():
-        files = {name: checkpoint_dir / file for name, file in read_json(checkpoint_dir / INDEX)["weight_map"].items()}
+        files = {name: checkpoint_dir / file for name, file in read_artifact(checkpoint_dir / INDEX, WeightIndex)["weight_map"].items()}
     elif (checkpoint_dir / SINGLE).is_file():
         try:
             with safe_open(checkpoint_dir / SINGLE, framework="pt") as tensors:

@@ -229,7 +229,11 @@ def _reward_levels(run: Path) -> tuple[RewardLevel, ...]:
     profiles, decisions = run / "profile" / PROFILES, run / "select" / DECISIONS
     if not profiles.exists():
         return ()
-    pivots = {row["candidate_id"] for row in read_rows(decisions) if row["decision"] == KEPT} if decisions.exists() else set()
+    pivots = (
+        {row["candidate_id"] for row in read_rows(decisions, ("candidate_id", "decision")) if row["decision"] == KEPT}
+        if decisions.exists()
+        else set()
+    )
     count: Counter[Fraction] = Counter()
     num_pivots: Counter[Fraction] = Counter()
     sample_counts: set[int] = set()

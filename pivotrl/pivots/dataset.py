@@ -13,9 +13,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from pivotrl.artifacts import Selection, read_artifact
 from pivotrl.pivots.parquet import count_rows, read_rows, write_rows
 from pivotrl.pivots.select import ProfiledTurn
-from pivotrl.rundir import read_json
 from pivotrl.trajectories.store import decode_action, encode
 from pivotrl.types import Action, Candidate, Domain, Pivot, Profile, Split, State, Trajectory
 
@@ -91,7 +91,9 @@ class ProfileStore:
 
     def iterate(self, candidate_ids: Collection[str] | None = None) -> Iterator[ProfiledCandidate]:
         """Profiles in the order they were made, turns of one trajectory beside each other; only the named ones where given."""
-        return map(profile_from_row, read_rows(self.path, keep=None if candidate_ids is None else ("candidate_id", candidate_ids)))
+        return map(
+            profile_from_row, read_rows(self.path, tuple(PROFILE_COLUMNS), keep=None if candidate_ids is None else ("candidate_id", candidate_ids))
+        )
 
     def turns(self) -> Iterator[tuple[Split, ProfiledTurn]]:
         """What selection reads, without prompts: a hundred times less memory than the profiles."""
@@ -117,9 +119,9 @@ class PivotStore:
     def open(select_dir: Path) -> PivotStore:
         """The pivots of a finished `select` stage."""
         return PivotStore(
-            tuple(map(pivot_from_row, read_rows(select_dir / PIVOTS))),
-            tuple(map(pivot_from_row, read_rows(select_dir / HELD_OUT))),
-            read_json(select_dir / SELECTION)["provenance"],
+            tuple(map(pivot_from_row, read_rows(select_dir / PIVOTS, tuple(PIVOT_COLUMNS)))),
+            tuple(map(pivot_from_row, read_rows(select_dir / HELD_OUT, tuple(PIVOT_COLUMNS)))),
+            read_artifact(select_dir / SELECTION, Selection)["provenance"],
         )
 
 

@@ -13,6 +13,7 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
+from pivotrl.errors import UserError
 from pivotrl.rundir import open_parquet
 
 # Rows of a row group: what a reader holds in memory at once.
@@ -45,7 +46,7 @@ def write_rows(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping[st
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None, *, keep: tuple[str, Collection[str]] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows in file order, one row group in memory at a time.
+    """Rows in file order, one row group in memory at a time; raises a UserError where a column is missing.
 
     Args:
         columns: read these alone; None reads all.
@@ -54,6 +55,13 @@ def read_rows(path: Path, columns: Sequence[str] | None = None, *, keep: tuple[s
     pa, _ = _pyarrow()
     values = None if keep is None else pa.array(list(keep[1]), type=pa.string())
     with open_parquet(path) as file:
+        needed = {*(columns or ()), *([keep[0]] if keep else ())}
+        if absent := sorted(needed - set(file.schema_arrow.names)):
+            raise UserError(
+                f"{path} has no column {absent[0]!r}",
+                rule=f"it has the columns {', '.join(sorted(needed))}",
+                fix="restore the file, or remove its stage's directory to redo it",
+            )
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=None if columns is None else list(columns))
             if keep is not None:

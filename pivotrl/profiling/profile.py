@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pivotrl.artifacts import UnitRow, read_artifact_lines
 from pivotrl.locks import NumberedLocks
 from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
 from pivotrl.profiling.adaptive import ADAPTIVE, StoppingRule, read_rule, write_rule
@@ -23,7 +24,7 @@ from pivotrl.profiling.units import UNITS, Ledger, Work, add_timing, locks_path,
 from pivotrl.progress import ProgressBar, progress_bar
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
-from pivotrl.rundir import Stage, read_jsonl, write_jsonl
+from pivotrl.rundir import Stage, write_jsonl
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
 from pivotrl.types import Candidate
 
@@ -131,7 +132,7 @@ class _Worker:
             self._locks.acquire(_RULE_LOCK)
             if not (self._directory / ADAPTIVE).exists():
                 assert self._settings.select is not None
-                rows = (row["profile"] for number in sorted(pilot) for row in read_jsonl(self._path(number)))
+                rows = (row["profile"] for number in sorted(pilot) for row in read_artifact_lines(self._path(number), UnitRow))
                 write_rule(self._directory, self._settings.profile, self._settings.select, rows)
             self._locks.release(_RULE_LOCK)
         self._rule = read_rule(self._directory) if adaptive is not None else None
@@ -161,7 +162,7 @@ class _Worker:
         if number in self._booked:
             return
         if path.exists():
-            self._ledger.add(read_jsonl(path))
+            self._ledger.add(read_artifact_lines(path, UnitRow))
             self._booked.add(number)
             self._bar.skip(len(unit))
             return

@@ -12,13 +12,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pivotrl.artifacts import ProfileManifest, read_artifact
 from pivotrl.config.schema import Eq5Rule, SelectConfig, WindowRule
 from pivotrl.errors import UserError
 from pivotrl.pivots.dataset import DECISIONS, HELD_OUT, PIVOTS, SELECTION, ProfileStore, write_decisions, write_pivots
 from pivotrl.pivots.pass_rates import RARE, decision_rates
 from pivotrl.pivots.select import QUARANTINED, ProfiledTurn, Selection, decision_of, select_pivots
 from pivotrl.profiling.adaptive import counts_of
-from pivotrl.rundir import MANIFEST, Stage, read_json, write_json
+from pivotrl.rundir import MANIFEST, Stage, write_json
 from pivotrl.types import Split
 
 _HELD_OUT_KEPT = "held out"
@@ -49,7 +50,7 @@ def run_select(stage: Stage, profile_dir: Path, config: SelectConfig, *, run_see
     write_pivots(stage.path / PIVOTS, profiles.iterate(selection.kept))
     write_pivots(stage.path / HELD_OUT, profiles.iterate(held_out))
     write_decisions(stage.path / DECISIONS, ((candidate_id, split, decisions[candidate_id]) for split, candidate_id in order))
-    provenance = read_json(profile_dir / MANIFEST)["summary"]["provenance"]
+    provenance = read_artifact(profile_dir / MANIFEST, ProfileManifest)["summary"]["provenance"]
     summary = _summary(selection, config, Counter(held_out_decisions.values()), provenance)
     summary["decision_rates"] = _decision_rates(turns[Split.TRAIN], config, run_seed)
     write_json(stage.path / SELECTION, summary)

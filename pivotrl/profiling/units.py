@@ -17,13 +17,14 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
+from pivotrl.artifacts import UnitRow, read_artifact_lines
 from pivotrl.errors import InfraLimitError
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.dataset import PROFILE_COLUMNS, PROFILES, ROLLOUTS, action_text, profile_row
 from pivotrl.pivots.parquet import write_rows
 from pivotrl.profiling.measure import Measured, ProfileSample, ProfileSettings
 from pivotrl.profiling.shards import WHOLE, Shard
-from pivotrl.rundir import read_json, read_jsonl, write_json
+from pivotrl.rundir import read_json, write_json
 from pivotrl.trajectories.store import CandidateStore
 from pivotrl.types import Candidate, Split, VerdictKind
 
@@ -148,8 +149,12 @@ def unit_rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
 def merge(stage_dir: Path, num_units: int) -> None:
     """Writes rollouts.parquet, then profiles.parquet, from all units."""
     paths = [unit_path(stage_dir, index) for index in range(num_units)]
-    write_rows(stage_dir / ROLLOUTS, ROLLOUT_COLUMNS, (rollout for path in paths for row in read_jsonl(path) for rollout in row["rollouts"]))
-    write_rows(stage_dir / PROFILES, PROFILE_COLUMNS, (row["profile"] for path in paths for row in read_jsonl(path)))
+
+    def rows() -> Iterator[UnitRow]:
+        return (row for path in paths for row in read_artifact_lines(path, UnitRow))
+
+    write_rows(stage_dir / ROLLOUTS, ROLLOUT_COLUMNS, (rollout for row in rows() for rollout in row["rollouts"]))
+    write_rows(stage_dir / PROFILES, PROFILE_COLUMNS, (row["profile"] for row in rows()))
 
 
 def add_timing(stage_dir: Path, shard: Shard, timing: Mapping[str, float]) -> None:

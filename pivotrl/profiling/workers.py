@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pivotrl.artifacts import UnitRow, read_artifact_lines
 from pivotrl.child_process import own_environment
 from pivotrl.errors import EXIT_INFRA, EXIT_USER, InfraLimitError, UserError
 from pivotrl.pivots.dataset import PROFILES
 from pivotrl.profiling.measure import ProfileSettings
 from pivotrl.profiling.units import UNITS, Ledger, Work, unit_path
 from pivotrl.progress import ProgressBar, progress_bar
-from pivotrl.rundir import Stage, read_jsonl
+from pivotrl.rundir import Stage
 from pivotrl.trajectories.store import CandidateStore
 
 # Starts of one worker beyond the first: a machine that kills one for memory more often than this will not stop doing so.
@@ -123,7 +124,7 @@ class _Watch:
             if path.name not in names:
                 continue
             self.missing.remove(number)
-            self._ledger.add(read_jsonl(path))
+            self._ledger.add(read_artifact_lines(path, UnitRow))
             size = self._work.num_candidates([number])
             if is_first:
                 self._bar.skip(size)

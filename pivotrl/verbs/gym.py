@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from pivotrl.artifacts import Selection, read_artifact
 from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.load import load_verifier
@@ -26,7 +27,7 @@ from pivotrl.gym.rows import Recorded
 from pivotrl.identity import file_id
 from pivotrl.pivots.dataset import SELECTION
 from pivotrl.progress import progress_bar
-from pivotrl.rundir import SUCCESS, Stage, output_hash, package_versions, read_json, source_commit, write_json
+from pivotrl.rundir import SUCCESS, Stage, output_hash, package_versions, source_commit, write_json
 from pivotrl.trajectories.store import CANDIDATES
 from pivotrl.verifiers.protocol import Verifier
 
@@ -173,7 +174,7 @@ def run_export(source: Path, out: Path, *, agent: str | None) -> None:
 def _export_source(source: Path, agent: str | None) -> tuple[Iterator[ExportRow], dict[str, str], Mapping[str, Any]]:
     """The rows to write, the hash of what they come from, and what profiled them."""
     if Stage.is_done(source, "select"):
-        selection = read_json(source / "select" / SELECTION)
+        selection = read_artifact(source / "select" / SELECTION, Selection)
         return selected_rows(source, agent), {"select": output_hash(source / "select")}, selection["provenance"]
     ingest_dir = source / "ingest" if Stage.is_done(source, "ingest") else source
     if not (ingest_dir / SUCCESS).exists() or not (ingest_dir / CANDIDATES).exists():

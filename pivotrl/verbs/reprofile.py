@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from pivotrl import build
+from pivotrl.artifacts import Declined, LedgerRow, Selection, SetManifest, StepRow, ValidationRow, read_artifact, read_artifact_lines
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
@@ -27,7 +28,7 @@ from pivotrl.profiling.measure import ProfileSettings
 from pivotrl.profiling.profile import run_profile
 from pivotrl.profiling.selection import run_select
 from pivotrl.profiling.tasks import local_tasks
-from pivotrl.rundir import MANIFEST, RESUME_KEY, Stage, output_hash, read_json, read_jsonl
+from pivotrl.rundir import MANIFEST, RESUME_KEY, Stage, output_hash
 from pivotrl.training.ledger import LEDGER, VALIDATIONS
 from pivotrl.training.pivot_sets import DECLINED, FIRST_SET, PIVOT_SETS, PivotSets, attempts, is_due, lineage, set_dir, spent_reason
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
@@ -76,7 +77,7 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
     declined = set_dir(run / PIVOT_SETS, step) / DECLINED
     if declined.exists():
         raise UserError(
-            f"the policy of step {step} leaves too few pivots ({read_json(declined)['why']})",
+            f"the policy of step {step} leaves too few pivots ({read_artifact(declined, Declined)['why']})",
             rule=f"a set needs at least {config.pivots_per_step}",
             fix="train on with the set in force, or profile more candidates in another run",
         )
@@ -120,7 +121,8 @@ def pivot_sets(loaded: LoadedRecipe, run: Path, sampler: LocalSampler, first: Se
     def reason(step: int, since: int) -> str | None:
         if config.reprofile is None or not is_due(step, every=config.checkpoint_every, updates_per_rollout=config.updates_per_rollout):
             return None
-        metrics, validations = (list(read_jsonl(run / "train" / name)) for name in (METRICS, VALIDATIONS))
+        metrics = list(read_artifact_lines(run / "train" / METRICS, StepRow))
+        validations = list(read_artifact_lines(run / "train" / VALIDATIONS, ValidationRow))
         return spent_reason(config.reprofile, metrics, validations, since=since, step=step)
 
     return PivotSets(
@@ -162,18 +164,25 @@ def print_lineage(run: Path) -> None:
     declined = {name for name, directory in directories.items() if (directory / DECLINED).exists()}
     in_force = {name: 0 if name == FIRST_SET else int(name) for name in directories if name not in declined}
     ledger_file = run / "train" / LEDGER
-    found = {one.name: one for one in lineage(in_force, list(read_jsonl(ledger_file, is_growing=True)) if ledger_file.exists() else [])}
+    rows = list(read_artifact_lines(ledger_file, LedgerRow, is_growing=True)) if ledger_file.exists() else []
+    if unknown := {row.get("pivot_set", FIRST_SET) for row in rows} - in_force.keys():
+        raise UserError(
+            f"{ledger_file}: pivot_set is {min(unknown)!r}",
+            rule=f"steps learn from the sets that the run holds: {', '.join(in_force)}",
+            fix=f"restore {root}, or train again",
+        )
+    found = {one.name: one for one in lineage(in_force, rows)}
     table = Table(
         "set", "policy", "from step", "rounds learned", "pivots", "of turns", "rollouts", "why", title=str(run), title_justify="left", box=None
     )
     for name, directory in directories.items():
-        profile: Mapping[str, Any] = read_json(directory / "profile" / MANIFEST)["summary"]
+        profile = read_artifact(directory / "profile" / MANIFEST, SetManifest)["summary"]
         provenance, rollouts = profile["provenance"], f"{profile['cost']['turns']:,}"
         if name in declined:
-            why = f"{provenance['reason']}; declined: {read_json(directory / DECLINED)['why']}"
+            why = f"{provenance.get('reason', _BY_HAND)}; declined: {read_artifact(directory / DECLINED, Declined)['why']}"
             table.add_row(name, provenance["policy_hash"][:12], str(int(name)), "0", "", "", rollouts, why)
             continue
-        selection = read_json(directory / "select" / SELECTION)
+        selection = read_artifact(directory / "select" / SELECTION, Selection)
         one = found[name]
         why = provenance.get("reason", "the reference policy")
         counts = (f"{one.num_steps:,}", f"{selection['num_pivots']:,}", f"{selection['num_turns']:,}")

@@ -6,18 +6,18 @@ The only part of the tables that knows the layout of a run's `eval` stage. Every
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from pivotrl.artifacts import EvalUnit, Item, StageManifest, read_artifact
 from pivotrl.config.tables import DomainTable, FileSource, RunSource, TablesConfig
 from pivotrl.errors import UserError
 from pivotrl.evaluation.named import UNITS
 from pivotrl.evaluation.tables.estimates import Seeds, TaskScore, Total
 from pivotrl.evaluation.tables.harness import TaskAttempt, read_harness
 from pivotrl.identity import file_id
-from pivotrl.rundir import MANIFEST, Stage, read_json
+from pivotrl.rundir import MANIFEST, Stage
 
 OWN = None
 """The benchmark of a training domain itself."""
@@ -95,15 +95,15 @@ def _read_run(results: Results, source: RunSource, domain: str, seed: int) -> No
     run = run_directory(results.root, source, domain, seed)
     stage = Stage.require(run, "eval")
     results.runs[source.arm, domain, seed] = run
-    evaluated = read_json(stage / MANIFEST)["seed"]
+    evaluated = read_artifact(stage / MANIFEST, StageManifest)["seed"]
     suite = results.domain(domain).suite
     file = _unit(stage, suite, source.checkpoint)
-    _add(results, source.arm, domain, OWN, seed, _tasks_of_run(read_json(file)["items"], evaluated), [results.read(file)])
+    _add(results, source.arm, domain, OWN, seed, _tasks_of_run(read_artifact(file, EvalUnit)["items"], evaluated), [results.read(file)])
     apart = results.config.out_of_domain
     if apart is None:
         return
     file = _unit(stage, apart.suite, source.checkpoint)
-    tasks, name = _tasks_of_run(read_json(file)["items"], evaluated), results.read(file)
+    tasks, name = _tasks_of_run(read_artifact(file, EvalUnit)["items"], evaluated), results.read(file)
     for benchmark in apart.benchmarks:
         if found := [one for one in tasks if one.family == benchmark.name]:
             _add(results, source.arm, domain, benchmark.name, seed, found, [name])
@@ -121,7 +121,7 @@ def _unit(stage: Path, suite: str, checkpoint: str) -> Path:
     return file
 
 
-def _tasks_of_run(items: Iterable[Mapping[str, Any]], evaluated: int) -> list[TaskScore]:
+def _tasks_of_run(items: Iterable[Item], evaluated: int) -> list[TaskScore]:
     """Task scores of one suite: attempts ``TASK#k`` of a task are averaged.
 
     An item that is its own cluster (a skill's question) is drawn from the evaluation's seed, so only evaluations with that seed share it.
