@@ -138,6 +138,6 @@ def test_processes_meet_and_an_absent_node_takes_no_other_along(tmp_path: Path, 
         for rank, node in enumerate(nodes)
         if rank not in absent
     ]
-    assert [process.wait(timeout=120) for process in started] == [0] * len(started)
+    assert [process.wait(timeout=600) for process in started] == [0] * len(started)
     verdicts = {path.stem: path.read_text().strip() for path in tmp_path.glob("?.0")}
     assert verdicts == {node: "ok" for rank, node in enumerate(nodes) if rank not in absent}
