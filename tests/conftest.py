@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tiny models gain nothing from a second thread, and threads that wait for each other cost a busy machine ten times the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine must not fail a property.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -50,7 +50,7 @@ def chosen(request: pytest.FixtureRequest) -> ActionFormat:
 
 
 @pytest.mark.parametrize("name", ACTION_FORMAT_NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=_TEXTS)
 def test_parse_never_raises_and_keeps_its_promises(name: str, text: str) -> None:
     """Parsed has calls, absent has none, malformed keeps the whole text; every call of a parsed action has a JSON object."""
@@ -63,7 +63,7 @@ def test_parse_never_raises_and_keeps_its_promises(name: str, text: str) -> None
 
 
 @pytest.mark.parametrize("name", ACTION_FORMAT_NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(action=_MESSAGES | _ACTS)
 def test_what_renders_reads_back_equal(name: str, action: Action) -> None:
     chosen = action_format(name)
@@ -76,7 +76,7 @@ def test_what_renders_reads_back_equal(name: str, action: Action) -> None:
 
 
 @pytest.mark.parametrize("name", ACTION_FORMAT_NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=_TEXTS)
 def test_a_malformed_completion_stays_in_the_history_as_it_was(name: str, text: str) -> None:
     chosen = action_format(name)

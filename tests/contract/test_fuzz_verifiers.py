@@ -40,7 +40,7 @@ def test_every_seed_holds() -> None:
     assert len(PAIRS) > 900 * len(VERIFIERS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     seed=st.sampled_from([*COMPLETIONS, *random.Random(0).sample(PAIRS, 400)]), rounds=st.integers(1, 4), randoms=st.randoms(use_true_random=False)
 )

@@ -64,7 +64,7 @@ def verifier(request: pytest.FixtureRequest) -> Verifier:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(action=_ACTIONS, state=st.sampled_from(STATES))
 def test_accepts_the_expert(name: str, action: Action, state: State) -> None:
     verdict = BUILDERS[name]().verify(state, action, action)
@@ -72,7 +72,7 @@ def test_accepts_the_expert(name: str, action: Action, state: State) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(first=_ACTIONS, second=_ACTIONS, state=st.sampled_from(STATES))
 def test_treats_both_sides_alike(name: str, first: Action, second: Action, state: State) -> None:
     verifier = BUILDERS[name]()
@@ -80,7 +80,7 @@ def test_treats_both_sides_alike(name: str, first: Action, second: Action, state
 
 
 @pytest.mark.parametrize("name", FUNCTIONAL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arguments=_ARGUMENTS, other=_ARGUMENTS, state=st.sampled_from(STATES), data=st.data())
 def test_does_not_mind_how_json_is_spelled(
     name: str, arguments: dict[str, object], other: dict[str, object], state: State, data: st.DataObject

@@ -53,7 +53,7 @@ def enumerated(rule: StoppingRule, mass: list[float]) -> tuple[float, float]:
 masses = st.lists(st.floats(0.01, 1), min_size=6, max_size=9).map(lambda raw: [one / sum(raw) for one in raw])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(masses, st.floats(1, 1e4), st.integers(1, 3), st.integers(1, 3))
 def test_expectations_are_those_of_all_sequences(mass: list[float], price: float, least: int, size: int) -> None:
     rule = _Table(mass, AdaptiveConfig(risk=0.01, min_samples=least, round_samples=size), len(mass) - 1, KEEPS).rule(price)

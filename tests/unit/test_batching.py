@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotrl.config.training import Batching
@@ -54,8 +54,6 @@ def unfinished_by_others(one: MicroBatch) -> set[tuple[int, ...]]:
     return {row for row in rows if not any(len(other) > len(row) and other[: len(row)] == row for other in rows)}
 
 
-# A busy machine must not fail it.
-@settings(deadline=None)
 @given(
     samples=samples.map(with_one_prompt_per_group),
     micro_batch_tokens=st.integers(1, 80),

@@ -87,7 +87,7 @@ def test_intervals_resample_clusters() -> None:
 _REWARDS = st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=1, max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sides=st.lists(st.tuples(_REWARDS, _REWARDS), min_size=1, max_size=6))
 def test_the_parts_sum_to_the_difference_of_mean_rewards(sides: list[tuple[list[float | None], list[float | None]]]) -> None:
     before = [one for index, (early, _) in enumerate(sides) for one in attempts(str(index), *early)]

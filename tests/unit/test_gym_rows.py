@@ -167,7 +167,7 @@ _EXTRA = st.recursive(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extras=st.lists(st.dictionaries(st.text("xyz_", min_size=2, max_size=6), _EXTRA, max_size=3), min_size=1, max_size=4), data=st.data())
 def test_unknown_fields_survive_whatever_they_hold(
     tmp_path_factory: pytest.TempPathFactory, cli: Any, extras: list[dict[str, Any]], data: st.DataObject

@@ -161,7 +161,7 @@ def says(text: str) -> Action:
     return Action(text, (), None, ParseOutcome.ABSENT)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(call=_CALL)
 def test_single_step_and_swe_accept_the_expert_but_for_words_and_ranges(call: ToolCall) -> None:
     """Their own holes reject some experts: a text of one word is exact, and a line range of no length overlaps nothing."""
@@ -173,7 +173,7 @@ def test_single_step_and_swe_accept_the_expert_but_for_words_and_ranges(call: To
 
 
 @pytest.mark.parametrize("name", BUILT)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(expert=st.text(max_size=40), action=st.text(max_size=40), arguments=st.text(max_size=30), name_of_tool=st.text(max_size=6))
 def test_any_text_gets_a_verdict(name: str, expert: str, action: str, arguments: str, name_of_tool: str) -> None:
     calls = acts(ToolCall(name_of_tool, arguments), ToolCall("edit", arguments))
@@ -219,7 +219,7 @@ def test_hostile_replies_get_a_verdict() -> None:
         similarity("".join(letters) * 400, "".join(shifted) * 400)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.sampled_from("abc \n"), max_size=400), other=st.text(st.sampled_from("abc \n"), max_size=400))
 def test_similarity_is_difflib_s(text: str, other: str) -> None:
     from difflib import SequenceMatcher

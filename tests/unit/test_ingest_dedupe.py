@@ -173,7 +173,7 @@ class TestNearDuplicates:
         assert kept.admit(one, group=0)
         assert len(compared) == 64
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.integers(0, 2**32), st.sampled_from([8, 100, 129, 900]), st.floats(0.3, 0.95))
     def test_the_first_look_misses_nothing(self, seed: int, num_words: int, threshold: float) -> None:
         rng = random.Random(seed)

@@ -100,7 +100,7 @@ def test_by_id_and_in_order_over_many_row_groups(tmp_path: Path) -> None:
         opened.get("nowhere")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(ACTIONS, st.sampled_from(Split), st.sampled_from(Domain)), max_size=6))
 def test_candidates_survive(tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[Action, Split, Domain]]) -> None:
     folder = tmp_path_factory.mktemp("store")

@@ -130,7 +130,7 @@ def test_criteria_are_instructions_and_numbered() -> None:
     assert "The last 2 lines" in question.system
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text())
 def test_any_answer_is_read_without_an_exception(answer: str) -> None:
     assert EQUIVALENCE.parse(answer, QUESTION) in (None, *Opinion)

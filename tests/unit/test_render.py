@@ -71,7 +71,7 @@ _OTHERS = (
 _CONVERSATIONS = st.lists(st.tuples(_OTHERS, _MODEL_TURNS), min_size=1, max_size=5).map(lambda pairs: [m for pair in pairs for m in pair])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(message=_MODEL_TURNS, reasoning=st.none() | _WORDS)
 @pytest.mark.parametrize("renderer", [CHATML, NATIVE, KEEP, DROPS, _renderer(tiny.OPENS_THINKING)])
 def test_a_rendered_action_parses_to_itself(renderer: Renderer, message: Message, reasoning: str | None) -> None:
@@ -85,7 +85,7 @@ def test_a_rendered_action_parses_to_itself(renderer: Renderer, message: Message
     assert not set(ids[:-1]) & set(renderer.stop_token_ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages=_CONVERSATIONS)
 @pytest.mark.parametrize("renderer", [CHATML, NATIVE, KEEP])
 def test_turn_by_turn_equals_the_whole_and_the_mask_is_exact(renderer: Renderer, messages: list[Message]) -> None:

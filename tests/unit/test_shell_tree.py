@@ -31,7 +31,7 @@ def _quoted(text: str, styles: list[int]) -> str:
     return "".join(pieces)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(words=_WORDS, data=st.data())
 def test_quotes_are_removed_as_they_were_put(words: list[str], data: st.DataObject) -> None:
     styles = [data.draw(st.lists(st.integers(0, 2), min_size=len(word), max_size=len(word))) for word in words]
@@ -45,7 +45,7 @@ def test_quotes_are_removed_as_they_were_put(words: list[str], data: st.DataObje
         assert command.operands == tuple(words)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(words=_WORDS)
 def test_the_usual_quoting_is_always_read(words: list[str]) -> None:
     script = canonical_command("prog " + shlex.join(words))
@@ -89,7 +89,7 @@ _LAYOUTS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(commands=st.lists(_COMMANDS, min_size=1, max_size=4), data=st.data(), layout=st.sampled_from(sorted(_LAYOUTS)))
 def test_layout_does_not_count(commands: list[str], data: st.DataObject, layout: str) -> None:
     text = commands[0] + "".join(data.draw(_SEPARATORS) + command for command in commands[1:])
@@ -98,7 +98,7 @@ def test_layout_does_not_count(commands: list[str], data: st.DataObject, layout:
     assert canonical_command(_LAYOUTS[layout](text)) == form
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(_CHARACTERS + "\u2028\ud800\0\r", max_size=40) | st.text(max_size=20))
 def test_any_text_has_a_hashable_form_or_none(text: str) -> None:
     form = canonical_command(text)

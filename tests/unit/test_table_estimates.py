@@ -168,7 +168,7 @@ def test_a_mean_of_estimates_needs_every_part() -> None:
 _MEANS = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(before=st.dictionaries(st.integers(0, 3), _MEANS, min_size=1), after=st.dictionaries(st.integers(0, 3), _MEANS, min_size=1), data=st.data())
 def test_the_order_of_seeds_and_tasks_changes_nothing(before: dict[int, dict[str, float]], after: dict[int, dict[str, float]], data) -> None:
     def shuffled(seeds: dict[int, dict[str, float]]) -> dict[int, list[TaskScore]]:

@@ -89,7 +89,7 @@ LINES = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.text() | LINES, max_size=6))
 def test_any_line_leaves_a_file_system(lines: list[str]) -> None:
     made = shell()

@@ -53,7 +53,7 @@ def random_case(seed: int, *, num_actions: int = 6) -> tuple[Vector, Vector]:
     return softmax(generator.normal(0, 1.5, num_actions)), rewards
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(2, 32), reward=st.floats(-3, 3, allow_nan=False), method=st.sampled_from(METHODS))
 def test_prop_3_1_equal_rewards_teach_nothing(size: int, reward: float, method: AdvantageName) -> None:
     """Identical rewards in a group: every advantage is exactly 0, whatever their common value and the estimator."""

@@ -119,7 +119,7 @@ HOSTILE_PIECES = [
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=st.lists(st.sampled_from(HOSTILE_PIECES), max_size=40), text=st.text(max_size=30))
 def test_any_text_gets_an_answer(kind: Kind, pieces: list[str], text: str) -> None:
     for hostile in ("".join(pieces), text):

@@ -80,7 +80,7 @@ def _reward(name: str, state: State, expert: dict[str, Any], action: dict[str, A
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(state=st.sampled_from(STATES), first=_WITH_PROSE, second=_WITH_PROSE)
 def test_reflexive_and_symmetric(name: str, state: State, first: dict[str, Any], second: dict[str, Any]) -> None:
     assert _reward(name, state, first, first) == 1
@@ -88,7 +88,7 @@ def test_reflexive_and_symmetric(name: str, state: State, first: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(state=st.sampled_from(STATES), key=st.sampled_from(sorted(_VALUES)), data=st.data())
 def test_transitive_without_prose(name: str, state: State, key: str, data: st.DataObject) -> None:
     first, second, third = ({key: data.draw(_VALUES[key])} for _ in range(3))
@@ -97,7 +97,7 @@ def test_transitive_without_prose(name: str, state: State, key: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(state=st.sampled_from(STATES), first=_WITH_PROSE, second=_WITH_PROSE)
 def test_the_spelling_of_json_is_nothing(name: str, state: State, first: dict[str, Any], second: dict[str, Any]) -> None:
     backwards = dict(reversed(second.items()))

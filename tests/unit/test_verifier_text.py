@@ -122,7 +122,7 @@ _SOME_TEXT = st.text(max_size=60) | st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(first=_SOME_TEXT, second=_SOME_TEXT)
 def test_similarity_is_reflexive_symmetric_and_total(first: str, second: str) -> None:
     for similar in (similar_text, similar_query):

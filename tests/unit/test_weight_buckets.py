@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStor
     made.close()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sizes=st.lists(st.integers(0, 9), max_size=12), limit=st.integers(1, 40))
 def test_runs_are_in_order_and_only_a_single_tensor_exceeds_the_limit(sizes: list[int], limit: int) -> None:
     tensors = [(str(index), torch.zeros(size)) for index, size in enumerate(sizes)]

@@ -126,7 +126,7 @@ def test_splits_are_disjoint(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_text_raises(name: str, data: st.DataObject) -> None:
     """Anything at all, pieces of the expert's texts cut and joined, and calls with arguments of any JSON."""
