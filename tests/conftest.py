@@ -45,6 +45,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             main()
         except SystemExit as end:
             code = int(end.code or 0)
-        return code, *capsys.readouterr()
+        output, errors = capsys.readouterr()
+        return code, output, errors
 
     return call
