@@ -28,6 +28,7 @@ quickstart: setup
 # twice (exit code 1) do not keep the page away: it names them.
 evidence: setup
 	$(BIN)/pivotrl sweep recipes/evidence/sweep.yaml --root runs/evidence || test $$? -eq 1
+	$(BIN)/pivotrl sweep recipes/evidence/sweep_exploratory.yaml --root runs/evidence || test $$? -eq 1
 	$(BIN)/python -m pivotrl.evaluation.evidence recipes/evidence/tables.yaml --out docs
 
 # The main arms on one domain with two seeds: a check of the way, not evidence.

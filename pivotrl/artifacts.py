@@ -151,19 +151,30 @@ class Scores(TypedDict):
     differences: list[DifferenceRow]
 
 
-class Item(TypedDict):
-    """One attempt at one item: the fields of `evaluation.suites.ItemScore`."""
+class ScoredItem(TypedDict):
+    """One attempt at one item, where only its score is read."""
 
     item: str
     cluster: str
     facet: str
     score: float
+
+
+class ScoredUnit(TypedDict):
+    """eval/units/SUITE-CHECKPOINT.json where tables are made of it."""
+
+    items: list[ScoredItem]
+
+
+class Item(ScoredItem):
+    """One attempt at one item: the fields of `evaluation.suites.ItemScore`."""
+
     num_turns: int
     is_well_formed: NotRequired[bool]
 
 
 class EvalUnit(TypedDict):
-    """eval/units/SUITE-CHECKPOINT.json."""
+    """eval/units/SUITE-CHECKPOINT.json where the stage goes on from it."""
 
     items: list[Item]
     samples: list[dict[str, Any]]

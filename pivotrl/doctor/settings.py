@@ -10,7 +10,13 @@ from collections.abc import Callable
 from pivotrl.config.gym_verifiers import GymSwePivotVerifierConfig, GymTerminusVerifierConfig
 from pivotrl.config.load import DEFAULT, LoadedRecipe
 from pivotrl.config.schema import HeldOutSuite, RandomTurnsRule, Recipe, SelectConfig, ToolCallVerifierConfig
-from pivotrl.config.verifiers import ComposeVerifierConfig, MemberVerifierConfig, MessageVerifierConfig, SearchVerifierConfig
+from pivotrl.config.verifiers import (
+    ComposeVerifierConfig,
+    FlippedVerifierConfig,
+    MemberVerifierConfig,
+    MessageVerifierConfig,
+    SearchVerifierConfig,
+)
 from pivotrl.doctor.findings import Findings
 from pivotrl.evaluation.named import check_suites
 from pivotrl.launching.jobs import recipe_jobs
@@ -38,8 +44,8 @@ _UNREAD: tuple[_Unread, ...] = (
 
 
 def members(recipe: Recipe) -> tuple[MemberVerifierConfig, ...]:
-    """The verifiers of a recipe: its only one, or those of its cascade."""
-    verifier = recipe.verifier
+    """The verifiers of a recipe: its only one, or those of its cascade; under noise the one whose verdicts are flipped."""
+    verifier = recipe.verifier.verifier if isinstance(recipe.verifier, FlippedVerifierConfig) else recipe.verifier
     return tuple(stage.verifier for stage in verifier.stages) if isinstance(verifier, ComposeVerifierConfig) else (verifier,)
 
 

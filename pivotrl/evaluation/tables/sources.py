@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pivotrl.artifacts import EvalUnit, Item, StageManifest, read_artifact
+from pivotrl.artifacts import ScoredItem, ScoredUnit, StageManifest, read_artifact
 from pivotrl.config.tables import DomainTable, FileSource, RunSource, TablesConfig
 from pivotrl.errors import UserError
 from pivotrl.evaluation.named import UNITS
@@ -98,12 +98,12 @@ def _read_run(results: Results, source: RunSource, domain: str, seed: int) -> No
     evaluated = read_artifact(stage / MANIFEST, StageManifest)["seed"]
     suite = results.domain(domain).suite
     file = _unit(stage, suite, source.checkpoint)
-    _add(results, source.arm, domain, OWN, seed, _tasks_of_run(read_artifact(file, EvalUnit)["items"], evaluated), [results.read(file)])
+    _add(results, source.arm, domain, OWN, seed, _tasks_of_run(read_artifact(file, ScoredUnit)["items"], evaluated), [results.read(file)])
     apart = results.config.out_of_domain
     if apart is None:
         return
     file = _unit(stage, apart.suite, source.checkpoint)
-    tasks, name = _tasks_of_run(read_artifact(file, EvalUnit)["items"], evaluated), results.read(file)
+    tasks, name = _tasks_of_run(read_artifact(file, ScoredUnit)["items"], evaluated), results.read(file)
     for benchmark in apart.benchmarks:
         if found := [one for one in tasks if one.family == benchmark.name]:
             _add(results, source.arm, domain, benchmark.name, seed, found, [name])
@@ -121,7 +121,7 @@ def _unit(stage: Path, suite: str, checkpoint: str) -> Path:
     return file
 
 
-def _tasks_of_run(items: Iterable[Item], evaluated: int) -> list[TaskScore]:
+def _tasks_of_run(items: Iterable[ScoredItem], evaluated: int) -> list[TaskScore]:
     """Task scores of one suite: attempts ``TASK#k`` of a task are averaged.
 
     An item that is its own cluster (a skill's question) is drawn from the evaluation's seed, so only evaluations with that seed share it.
