@@ -162,7 +162,7 @@ _FORMULAS = {
 
 def _opening(content: PageContent) -> list[str]:
     text = [
-        "What PivotRL does in small worlds with policies of a few million parameters, against SFT and end-to-end RL on the same data. The rules",
+        "What PivotRL does in small worlds with policies of about a million parameters, against SFT and end-to-end RL on the same data. The rules",
         "were fixed beforehand in [evidence_protocol.md](evidence_protocol.md). This page is written by code; no number in it was typed. A small",
         "setting can contradict the paper's order of the methods; it cannot confirm the paper's numbers.",
         "",
