@@ -14,12 +14,14 @@ import pytest
 from fakes.table_runs import write_page_runs
 
 from pivotrl.config.load import load_section
+from pivotrl.config.sweep import SweepConfig
 from pivotrl.config.tables import RunSource, TablesConfig
 from pivotrl.errors import UserError
 from pivotrl.evaluation.evidence.__main__ import write_evidence
 from pivotrl.evaluation.evidence.make import NUMBERS, PAGE, RECORD, page_files
 from pivotrl.evaluation.evidence.record import from_bytes, to_bytes, unpack
 from pivotrl.identity import file_id
+from pivotrl.sweeping.runs import runs_of
 from pivotrl.worlds.skills import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,5 +253,9 @@ def test_the_specifications_are_valid(name: str) -> None:
         for domain in source.domains
         for seed in source.seeds
     }
-    # Three main arms on four domains with five seeds, eleven arms of the ablation with three; small: three arms with two seeds.
-    assert len(paths) == (3 * 4 * 5 + 12 * 3 if name == "tables.yaml" else 3 * 2)
+    # What the sweeps run, and nothing else: three main arms on four domains with five seeds, twelve arms of the ablation with three, and the two
+    # that were added afterwards on four domains with three.
+    sweeps = ["sweep.yaml", "sweep_exploratory.yaml"] if name == "tables.yaml" else ["sweep_small.yaml"]
+    runs = [run for sweep in sweeps for run in runs_of(load_section(SweepConfig, file=RECIPES / sweep), RECIPES) if run.arm]
+    assert paths == {run.name for run in runs}
+    assert len(paths) == (3 * 4 * 5 + 12 * 3 + 2 * 4 * 3 if name == "tables.yaml" else 3 * 2)
