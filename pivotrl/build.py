@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotrl.artifacts import Selection, read_artifact
 from pivotrl.build_verifiers import build_verifier
 from pivotrl.config.engines import (
     EngineConfig,
@@ -25,7 +26,7 @@ from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import HuggingFaceModel, RandomTurnsRule, SelectConfig, SftConfig, TrainConfig
 from pivotrl.config.verifiers import VerifierConfig
 from pivotrl.errors import UserError
-from pivotrl.rundir import MANIFEST, Stage, read_json
+from pivotrl.rundir import Stage
 
 if TYPE_CHECKING:
     from pivotrl.rollouts.engine import Engine
@@ -88,13 +89,15 @@ def select_rule(loaded: LoadedRecipe, run: Path) -> SelectConfig:
     """The recipe's selection rule, with the number of turns where it takes that of another run.
 
     Raises:
-        UserError: where that run has selected nothing yet.
+        UserError: where that run has selected nothing yet, or its selection.json is not what `select` writes.
     """
     rule = loaded.recipe.select
     if not isinstance(rule, RandomTurnsRule) or rule.as_many_as is None:
         return rule
-    select_dir = Stage.require(loaded.expand(rule.as_many_as, run), "select")
-    return RandomTurnsRule(rule="random", num_turns=read_json(select_dir / MANIFEST)["summary"]["num_pivots"])
+    from pivotrl.pivots.dataset import SELECTION
+
+    selection = read_artifact(Stage.require(loaded.expand(rule.as_many_as, run), "select") / SELECTION, Selection)
+    return RandomTurnsRule(rule="random", num_turns=selection["num_pivots"])
 
 
 def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:

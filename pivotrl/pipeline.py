@@ -51,19 +51,11 @@ def run_stage(name: str, loaded: LoadedRecipe, run: Path) -> None:
 
 def run_all(loaded: LoadedRecipe, run: Path) -> None:
     """Runs every stage of the recipe in order and prints the final table."""
-    for name in stages_of(loaded):
+    for name in loaded.recipe.stages:
         run_stage(name, loaded, run)
     from pivotrl.evaluation.summary import final_table
 
     results_console().print(final_table(run))
-
-
-def stages_of(loaded: LoadedRecipe) -> list[str]:
-    """The stages that `run` goes through, in order: an SFT baseline ends with `sft`, end-to-end RL has no pivots."""
-    recipe = loaded.recipe
-    pivots = [] if recipe.train.episodes is not None else ["profile", "select"]
-    learning = [] if recipe.eval.of == "sft" else [*pivots, "train"]
-    return ["ingest", *(["sft"] if recipe.sft is not None else []), *learning, "eval", "report"]
 
 
 def prepare(name: str, loaded: LoadedRecipe, run: Path) -> None:
@@ -269,11 +261,14 @@ def _train(loaded: LoadedRecipe, run: Path) -> None:
 
 def _eval(loaded: LoadedRecipe, run: Path) -> None:
     recipe = loaded.recipe
-    made_dir, is_sft = Stage.require(run, recipe.eval.of), recipe.eval.of == "sft"
-    reference, trained = build.start_checkpoint(loaded, run) if is_sft else build.reference_checkpoint(loaded, run), made_dir / build.HF_DIR
+    made_dir = Stage.require(run, recipe.eval.of)
+    reference, trained = (
+        build.start_checkpoint(loaded, run) if recipe.eval.of == "sft" else build.reference_checkpoint(loaded, run),
+        made_dir / build.HF_DIR,
+    )
     inputs = {recipe.eval.of: output_hash(made_dir), "reference": checkpoint_hash(reference)}
     # End-to-end RL and SFT have no profile, and so no held-out turns.
-    select_dir = Stage.require(run, "select") if not is_sft and recipe.train.episodes is None else None
+    select_dir = Stage.require(run, "select") if "select" in recipe.stages else None
     if select_dir is not None:
         inputs["select"] = output_hash(select_dir)
     stage = open_stage(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)

@@ -282,6 +282,13 @@ class Recipe(Section):
     launch: LaunchConfig = LaunchConfig()
     """Nodes on a cluster."""
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a whole run in order: an SFT baseline ends with `sft`, end-to-end RL has no pivots."""
+        pivots = ("profile", "select") if self.train.episodes is None else ()
+        learning = (*pivots, "train") if self.eval.of == "train" else ()
+        return ("ingest", *(("sft",) if self.sft is not None else ()), *learning, "eval", "report")
+
     @model_validator(mode="after")
     def _scratch_needs_sft(self) -> Recipe:
         if isinstance(self.model, ScratchModel) and self.sft is None:
@@ -296,11 +303,14 @@ class Recipe(Section):
             return self
         if self.world is None:
             raise ValueError("train.episodes is set but there is no `world` to play episodes in; add a `world` section, or train on pivots")
-        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
-            raise ValueError("train.episodes is set and eval.suites names held_out, whose turns come from a profile; drop that suite")
-        if self.eval.diagnostics is not None:
-            raise ValueError("train.episodes is set with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
+        self._check_eval_without_profile("train.episodes is set")
         return self
+
+    def _check_eval_without_profile(self, why: str) -> None:
+        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
+            raise ValueError(f"{why} and eval.suites names held_out, whose turns come from a profile; drop that suite")
+        if self.eval.diagnostics is not None:
+            raise ValueError(f"{why} with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
 
     @model_validator(mode="after")
     def _curves_have_a_world(self) -> Recipe:
@@ -314,10 +324,7 @@ class Recipe(Section):
             return self
         if self.sft is None:
             raise ValueError("eval.of is sft but there is no `sft` section; add one, or evaluate what `train` makes")
-        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
-            raise ValueError("eval.of is sft and eval.suites names held_out, whose turns come from a profile; drop that suite")
-        if self.eval.diagnostics is not None:
-            raise ValueError("eval.of is sft with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
+        self._check_eval_without_profile("eval.of is sft")
         return self
 
     @model_validator(mode="after")

@@ -69,10 +69,9 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     shards = launch.profile_shards
     shard_words = ("--shard", f'"$SLURM_ARRAY_TASK_ID"/{shards}') if shards > 1 else ()
     jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
-    if recipe.sft is not None:
+    if "sft" in recipe.stages:
         jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, processes_per_node=processes))
-    is_trained = recipe.eval.of == "train"
-    if is_trained and recipe.train.episodes is None:
+    if "profile" in recipe.stages:
         jobs.append(
             Job(
                 "profile",
@@ -84,7 +83,7 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
         )
         merge = (_stage("profile", *local),) if shards > 1 else ()
         jobs.append(Job("select", "the profile's shards joined, and the pivots of it", (*merge, _stage("select"))))
-    if is_trained:
+    if "train" in recipe.stages:
         jobs.append(Job("train", "GRPO on pivots or episodes", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
     if launch.convert_to is not None:
         words = ("pivotrl", "convert", f"{{run}}/{recipe.eval.of}/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)

@@ -19,7 +19,6 @@ from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.identity import derive_seed
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.metrics import check_name
-from pivotrl.pipeline import stages_of
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.episodes import Limits, play
 from pivotrl.rollouts.local import LocalSampler
@@ -320,10 +319,10 @@ def test_what_makes_no_sense_without_pivots_is_refused() -> None:
 def test_an_sft_baseline_ends_with_sft() -> None:
     words = ["eval.of=sft", "eval.suites=[{type: world, num_samples: 1}]"]
     loaded = load_recipe(RECIPES / "world_terminal", words)
-    assert stages_of(loaded) == ["ingest", "sft", "eval", "report"]
+    assert list(loaded.recipe.stages) == ["ingest", "sft", "eval", "report"]
     assert [job.name for job in recipe_jobs(loaded.recipe, gpus_per_node=0)] == ["ingest", "sft", "eval", "report"]
     whole = load_recipe(RECIPES / "world_terminal", [])
-    assert stages_of(whole) == [job.name for job in recipe_jobs(whole.recipe, gpus_per_node=0)]
+    assert list(whole.recipe.stages) == [job.name for job in recipe_jobs(whole.recipe, gpus_per_node=0)]
     for more, match in (
         (["eval.suites=[{type: held_out, num_candidates: 1, num_samples: 1}]"], "held_out, whose turns come from a profile"),
         (["eval.diagnostics={num_probes: 1, num_prompts: 1, num_answers: 1}"], "leave eval.diagnostics out"),

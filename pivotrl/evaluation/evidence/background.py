@@ -13,7 +13,7 @@ from typing import Any
 from pivotrl.config.tables import RunSource
 from pivotrl.errors import UserError
 from pivotrl.evaluation.evidence.findings import arm_runs
-from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, missing_cell, number_cell
+from pivotrl.evaluation.tables.cells import NOT_RUN, Cell, Table, TableRow, missing_cell, number_cell
 from pivotrl.evaluation.tables.curves import SPANS, numbers_by_step
 from pivotrl.evaluation.tables.estimates import TaskScore, Total
 from pivotrl.evaluation.tables.sources import OWN, Results
@@ -155,23 +155,24 @@ def settings_table(chosen: Mapping[str, Any] | None, file: str) -> Table | None:
         settings = {key: value for key, value in entry.items() if key != "grid"}
         rows.append(TableRow(arm, arm, (Cell(_shown(settings), "text", sources=(file,)), *[missing_cell("-")] * 3), is_total=True))
         for index, one in enumerate(entry.get("grid", [])):
-            success = missing_cell()
-            if one.get("success") is not None:
-                value = _PERCENT * float(one["success"])
-                success = number_cell(f"{value:.1f}", value, unit="percent", n=int(one["n"]), sources=[file])
             n = (
                 number_cell(f"{int(one['n'])}", float(one["n"]), unit="attempts", n=int(one["n"]), sources=[file])
                 if "n" in one
                 else missing_cell("-")
             )
-            skills = missing_cell("-")
-            if one.get("skills") is not None:
-                value = _PERCENT * float(one["skills"])
-                skills = number_cell(f"{value:.1f}", value, unit="percent", n=int(one["n_skills"]), sources=[file])
+            success, skills = _grid_percent(one, "success", "n", file), _grid_percent(one, "skills", "n_skills", file, otherwise="-")
             rows.append(TableRow(f"{arm}.{index}", arm, (Cell(_shown(one["value"]), "text", sources=(file,)), success, n, skills)))
     columns = (("setting", "setting"), ("success", "success, percent"), ("n", "n"), ("skills", "skills, percent"))
     caption = "Bold: chosen on development seed 100, conversational world, whose runs enter no other table. Below: all that was tried. Success chose."
     return Table("settings", "Settings", caption, "arm", columns, tuple(rows))
+
+
+def _grid_percent(row: Mapping[str, Any], key: str, n_key: str, file: str, *, otherwise: str = NOT_RUN) -> Cell:
+    """A share of the grid in percent, or why there is none."""
+    if row.get(key) is None:
+        return missing_cell(otherwise)
+    value = _PERCENT * float(row[key])
+    return number_cell(f"{value:.1f}", value, unit="percent", n=int(row[n_key]), sources=[file])
 
 
 def _shown(value: Any) -> str:

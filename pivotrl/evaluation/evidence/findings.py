@@ -253,11 +253,15 @@ def _comparison(results: Results, key: str, label: str, before: str, after: str,
         return Comparison(key, label, missing_cell(), missing_cell("-"), missing_cell("-"))
     by_name = {test.name: test for test in joined.estimate.tests}
     shown = [by_name.get(f"permutation over {what}") for what in ("tasks", "seeds")]
-    cells = [
-        missing_cell("-") if test is None else number_cell(_p_text(test.p), test.p, unit="p", n=test.n, sources=joined.sources) for test in shown
-    ]
+    cells = [missing_cell("-") if test is None else p_cell(test.p, test.n, joined.sources) for test in shown]
     return Comparison(key, label, change_cell(replace(joined.estimate, tests=()), joined.sources), cells[0], cells[1])
 
 
-def _p_text(p: float) -> str:
+def p_cell(p: float, n: int, sources: Sequence[str]) -> Cell:
+    """A p value in a column of its own."""
+    return number_cell(p_text(p), p, unit="p", n=n, sources=sources)
+
+
+def p_text(p: float) -> str:
+    """A p value in words, one digit more than beside a change."""
     return "<0.001" if p < 0.001 else f"{p:.4f}"

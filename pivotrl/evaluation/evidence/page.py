@@ -12,9 +12,9 @@ from typing import Any
 
 from pivotrl.evaluation.evidence.background import missed_criteria
 from pivotrl.evaluation.evidence.exploratory import KEY as EXPLORATORY_KEY
-from pivotrl.evaluation.evidence.findings import Comparison, Finding
+from pivotrl.evaluation.evidence.findings import Comparison, Finding, p_cell, p_text
 from pivotrl.evaluation.evidence.verdicts import Verdict
-from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, missing_cell, number_cell
+from pivotrl.evaluation.tables.cells import Cell, Table, TableRow, missing_cell
 from pivotrl.evaluation.tables.curves import Figure
 from pivotrl.evaluation.tables.write import markdown_table
 
@@ -179,11 +179,7 @@ def _numbers(one: Finding) -> str:
 
 
 def _after_holm(p: float | None) -> str:
-    return "" if p is None else f", p after Holm {_p_text(p)}"
-
-
-def _p_text(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.4f}"
+    return "" if p is None else f", p after Holm {p_text(p)}"
 
 
 def _answers(content: PageContent) -> list[str]:
@@ -277,12 +273,8 @@ def _detail_table(one: Finding) -> Table:
 
 def _tests(cell: Cell, p_holm: float | None) -> tuple[Cell, Cell, Cell]:
     tests = {test["name"].removeprefix("permutation over "): test for test in cell.details.get("tests", [])}
-
-    def shown(p: float, n: int) -> Cell:
-        return number_cell(_p_text(p), p, unit="p", n=n, sources=cell.sources)
-
-    over = [shown(tests[name]["p"], tests[name]["n"]) if name in tests else missing_cell("-") for name in ("tasks", "seeds")]
-    return over[0], missing_cell("-") if p_holm is None else shown(p_holm, tests["tasks"]["n"]), over[1]
+    over = [p_cell(tests[name]["p"], tests[name]["n"], cell.sources) if name in tests else missing_cell("-") for name in ("tasks", "seeds")]
+    return over[0], missing_cell("-") if p_holm is None else p_cell(p_holm, tests["tasks"]["n"], cell.sources), over[1]
 
 
 def _table_or(content: PageContent, key: str, otherwise: str) -> list[str]:

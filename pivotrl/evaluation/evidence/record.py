@@ -17,6 +17,7 @@ import orjson
 from pivotrl.config.tables import RunSource, TablesConfig
 from pivotrl.errors import UserError
 from pivotrl.evaluation.named import UNITS
+from pivotrl.evaluation.tables.curves import REWARD_STD, SPANS
 from pivotrl.evaluation.tables.sources import run_directory
 from pivotrl.identity import canonical_json, content_id, file_id
 from pivotrl.observability.sinks import METRICS
@@ -27,8 +28,8 @@ SCHEMA_VERSION = 1
 # What `pivotrl sweep` leaves below its root.
 _SWEEP = "sweep.json"
 _COLUMNS = {
-    METRICS: ("rollout/reward/std", "perf/env_turns/sum", "rollout/response_tokens/sum"),
-    STEP_TIMING: ("time/rollout_s/sum", "time/train_s/sum", "time/sync_s/sum"),
+    METRICS: (REWARD_STD, "perf/env_turns/sum", "rollout/response_tokens/sum"),
+    STEP_TIMING: SPANS,
 }
 # Of a stage's manifest; the summary's own keys are those of the profile.
 _MANIFEST_KEYS = ("seed", "commit", "inputs")
