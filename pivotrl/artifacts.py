@@ -219,6 +219,12 @@ class WeightIndex(TypedDict):
     weight_map: dict[str, str]
 
 
+class GenerationConfig(TypedDict):
+    """generation_config.json of a Hugging Face checkpoint."""
+
+    eos_token_id: NotRequired[int | list[int] | None]
+
+
 def read_artifact[Shape](path: Path, shape: type[Shape]) -> Shape:
     """The value of a JSON file, every key kept.
 

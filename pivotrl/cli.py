@@ -17,14 +17,15 @@ import typer
 
 from pivotrl.cli_arguments import OverridesArgument, RecipeArgument, RunOption
 from pivotrl.cli_exchange import EXIT_DISAGREES, exchange
-from pivotrl.errors import EXIT_INFRA, EXIT_STOPPED, EXIT_USER, InfraLimitError, StopRequestedError, UserError
+from pivotrl.errors import EXIT_INFRA, EXIT_STOPPED, InfraLimitError, StopRequestedError, fail, user_errors_end
 
+_PROGRAM = "pivotrl"
 EXIT_BUG = 1
 EXIT_UNFIT = 1
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
-    name="pivotrl",
+    name=_PROGRAM,
     help="PivotRL: mine pivots from expert trajectories, score them by function, train with GRPO on megatron-core.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -318,27 +319,14 @@ def main() -> None:
 
 
 def _run() -> None:
-    """The one boundary where a user's error becomes a line and an exit code."""
+    """Every end of a verb that is no bug becomes a line and an exit code."""
     try:
-        app()
-    except UserError as error:
-        _fail(str(error), EXIT_USER)
+        with user_errors_end(_PROGRAM):
+            app()
     except InfraLimitError as error:
-        _fail(str(error), EXIT_INFRA)
+        fail(_PROGRAM, str(error), EXIT_INFRA)
     except StopRequestedError as stop:
-        sys.stderr.write(f"pivotrl: {stop}\n")
+        sys.stderr.write(f"{_PROGRAM}: {stop}\n")
         sys.exit(EXIT_STOPPED)
-    except OSError as error:
-        # A path the user named that cannot be read or written; an OSError without a file name is ours and keeps its traceback.
-        if error.filename is None:
-            raise
-        _fail(
-            f"{error.filename}: {error.strerror}; the path must be readable and its directory writable; check the path and its permissions", EXIT_USER
-        )
     except KeyboardInterrupt:
-        _fail("interrupted; the same command resumes", EXIT_INTERRUPTED)
-
-
-def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"pivotrl: error: {' '.join(message.split())}\n")
-    sys.exit(code)
+        fail(_PROGRAM, "interrupted; the same command resumes", EXIT_INTERRUPTED)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
 
 class UserError(ValueError):
     """Something the user gave is wrong: the message names the thing, its value, the rule and the fix.
@@ -27,3 +32,24 @@ class InfraLimitError(RuntimeError):
 
 class StopRequestedError(RuntimeError):
     """A training stage found a file RUN/stop after a step, has saved a checkpoint and ends; the same command goes on from there."""
+
+
+@contextmanager
+def user_errors_end(program: str) -> Iterator[None]:
+    """The boundary of a command: what a user can cause, a UserError or a path that cannot be used, ends it with one line and EXIT_USER."""
+    try:
+        yield
+    except UserError as error:
+        fail(program, str(error), EXIT_USER)
+    except OSError as error:
+        # A path the user named that cannot be read or written; an OSError without a file name is ours and keeps its traceback.
+        if error.filename is None:
+            raise
+        rule = "the path must be readable and its directory writable; check the path and its permissions"
+        fail(program, f"{error.filename}: {error.strerror}; {rule}", EXIT_USER)
+
+
+def fail(program: str, message: str, code: int) -> NoReturn:
+    """Ends the process with one line on standard error."""
+    sys.stderr.write(f"{program}: error: {' '.join(message.split())}\n")
+    sys.exit(code)

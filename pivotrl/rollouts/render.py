@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from pivotrl.actions.protocol import InexpressibleAction
 from pivotrl.actions.registry import action_format
 from pivotrl.actions.thinking import CLOSE
+from pivotrl.artifacts import GenerationConfig, read_artifact
 from pivotrl.config.schema import RenderConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import bytes_id
 from pivotrl.rollouts.render_demonstration import DemonstrationBuilder, Demonstrations
 from pivotrl.rollouts.render_probe import TurnMarks, calls_are_native, is_prefix_stable, probe_turn
 from pivotrl.rollouts.render_template import ChatTemplate, UnencodableText, action_of
-from pivotrl.rundir import read_json
 from pivotrl.types import Action, Message, Origin, Role, State, Tool, ToolOrigin
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _load_tokenizer(checkpoint_dir: Path) -> PreTrainedTokenizerFast:
 def _generation_end_tokens(checkpoint_dir: Path) -> tuple[int, ...]:
     """`eos_token_id` of the checkpoint's generation_config.json: one id, a list, or nothing."""
     path = checkpoint_dir / "generation_config.json"
-    declared = read_json(path).get("eos_token_id") if path.exists() else None
+    declared = read_artifact(path, GenerationConfig).get("eos_token_id") if path.exists() else None
     return (declared,) if isinstance(declared, int) else tuple(declared or ())
 
 

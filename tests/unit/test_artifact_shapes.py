@@ -18,7 +18,7 @@ import pytest
 from fakes.runs import write_whole_run
 from fakes.table_runs import write_arm
 
-from pivotrl.artifacts import EvalUnit, JobsRecord, UnitRow, check_shape, read_artifact
+from pivotrl.artifacts import EvalUnit, GenerationConfig, JobsRecord, UnitRow, check_shape, read_artifact
 from pivotrl.config.schema import Eq5Rule
 from pivotrl.config.tables import TablesConfig
 from pivotrl.errors import UserError
@@ -236,3 +236,14 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", {"one": "string"}, [{"one": "a"}])
     with pytest.raises(UserError, match=r"rows.parquet has no column 'two'"):
         list(read_rows(tmp_path / "rows.parquet", ("one", "two")))
+
+
+def test_end_tokens_of_a_checkpoint_are_one_id_some_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "generation_config.json"
+    for allowed in ({}, {"eos_token_id": None}, {"eos_token_id": 2}, {"eos_token_id": [2, 3]}):
+        write_json(path, allowed)
+        assert read_artifact(path, GenerationConfig) == allowed
+    for refused in ("2", [2, "3"], 2.5, {"id": 2}):
+        write_json(path, {"eos_token_id": refused})
+        with pytest.raises(UserError, match=r"generation_config.json: eos_token_id"):
+            read_artifact(path, GenerationConfig)

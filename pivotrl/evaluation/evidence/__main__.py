@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pivotrl.config.load import load_section
 from pivotrl.config.tables import TablesConfig
-from pivotrl.errors import EXIT_USER, UserError
+from pivotrl.errors import user_errors_end
 from pivotrl.evaluation.evidence.make import PAGE, RECORD, make_record, page_files
 from pivotrl.evaluation.evidence.page import FIGURES
 from pivotrl.evaluation.evidence.record import from_bytes, to_bytes
@@ -26,16 +26,8 @@ def main() -> None:
     source.add_argument("--record", type=Path, help="a committed record to write the page from")
     parser.add_argument("--out", type=Path, required=True, help="directory of the page: docs")
     words = parser.parse_args()
-    try:
+    with user_errors_end("evidence"):
         write_evidence(words.spec, words.record, words.out)
-    except UserError as error:
-        sys.stderr.write(f"evidence: error: {error}\n")
-        sys.exit(EXIT_USER)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        sys.stderr.write(f"evidence: error: {error.filename}: {error.strerror}; the path must be readable; check it\n")
-        sys.exit(EXIT_USER)
 
 
 def write_evidence(spec: Path | None, record_file: Path | None, out: Path) -> None:
