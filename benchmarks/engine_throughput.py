@@ -2,9 +2,9 @@
 
     python benchmarks/engine_throughput.py CHECKPOINT [--prompts 4] [--samples 8] [--prompt-tokens 256] [--new-tokens 48] [--threads 1]
 
-Prompts are random token ids of unlike lengths and no token stops a sample, so every engine generates the same number of tokens. Prints
-tokens per second of wall time and of CPU time (the one to read on a busy machine) and the ratio of the latter to `generate`. vLLM
-takes part where it can be imported.
+Prompts are random token ids of unlike lengths and no token stops a sample, so every engine generates the same number of tokens. Each engine is
+warmed up on one prompt. Prints tokens per second of wall time and of CPU time, and the ratio of both to `generate`; on a busy machine read the
+latter. vLLM takes part where it can be imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,8 +30,16 @@ _FIRST_TOKEN = 16
 _PAD = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Generated tokens per second of wall time and of this process's CPU time."""
+
+    per_wall_s: float
+    per_cpu_s: float
+
+
 def main() -> None:
-    """Runs every engine twice and prints the second run."""
+    """Runs every engine once and prints its speed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     for name, default in (("--prompts", 4), ("--samples", 8), ("--prompt-tokens", 256), ("--new-tokens", 48), ("--threads", 1)):
@@ -42,6 +51,7 @@ def main() -> None:
     requests = random_requests(arguments, vocab_size=model.config.vocab_size)
     num_rows = arguments.prompts * arguments.samples
     print(f"{num_rows} samples of {arguments.prompts} prompts, {arguments.new_tokens} new tokens each, {arguments.threads} threads, float32")
+    generate(model, requests[:1])
     baseline = measure("transformers generate", lambda: generate(model, requests), baseline=None)
     ours = TransformersEngine.load(
         arguments.checkpoint, TransformersEngineConfig(type="transformers", batch_size=num_rows), stop_token_ids=(), pad_token_id=_PAD
@@ -89,8 +99,9 @@ def generate(model: torch.nn.Module, requests: Sequence[GenerationRequest]) -> i
     return len(prompts) * (sequences.shape[1] - width)
 
 
-def measure_engine(name: str, engine: Engine, requests: Sequence[GenerationRequest], *, baseline: float) -> None:
+def measure_engine(name: str, engine: Engine, requests: Sequence[GenerationRequest], *, baseline: Speed) -> None:
     """One line for an engine, which is closed afterwards."""
+    engine.generate(warm_up(requests))
 
     def run() -> int:
         return sum(len(sample.token_ids) for samples in engine.generate(requests) for sample in samples)
@@ -99,15 +110,20 @@ def measure_engine(name: str, engine: Engine, requests: Sequence[GenerationReque
     engine.close()
 
 
-def measure(name: str, run: Callable[[], int], *, baseline: float | None) -> float:
-    """Tokens per CPU-second of the second of two runs; prints the line."""
-    run()
+def warm_up(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    """One request of another prompt, so that no prefix cache has seen the measured ones."""
+    first = requests[0]
+    return [replace(first, prompt_token_ids=first.prompt_token_ids[::-1])]
+
+
+def measure(name: str, run: Callable[[], int], *, baseline: Speed | None) -> Speed:
+    """Prints and returns the speed of one run."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     num_tokens = run()
-    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    ratio = "" if baseline is None else f"  x{num_tokens / cpu_s / baseline:.1f}"
-    print(f"{name:24s} {num_tokens:6d} tokens  {num_tokens / wall_s:8.1f} tok/s  {num_tokens / cpu_s:8.1f} tok/cpu-s{ratio}", flush=True)
-    return num_tokens / cpu_s
+    speed = Speed(num_tokens / (time.perf_counter() - wall_s), num_tokens / (time.process_time() - cpu_s))
+    ratio = "" if baseline is None else f"  x{speed.per_wall_s / baseline.per_wall_s:.1f} x{speed.per_cpu_s / baseline.per_cpu_s:.1f}"
+    print(f"{name:24s} {num_tokens:6d} tokens  {speed.per_wall_s:8.1f} tok/s  {speed.per_cpu_s:8.1f} tok/cpu-s{ratio}", flush=True)
+    return speed
 
 
 if __name__ == "__main__":
