@@ -195,6 +195,18 @@ class UnitRow(TypedDict):
     expert_was_infra: bool
 
 
+class RuleFile(TypedDict):
+    """profile/adaptive.json."""
+
+    num_samples: int
+    min_samples: int
+    round_samples: int
+    stopped: list[list[int]]
+    expected_samples: float
+    expected_differing_frac: float
+    differing_frac_bound: float
+
+
 class SubmissionRow(TypedDict):
     """One accepted job."""
 

@@ -32,15 +32,17 @@ class AdaptiveConfig(Section):
     """Adaptive K: a candidate's sampling stops early where more samples would hardly change what `select` does with it (docs/profiling.md)."""
 
     risk: Annotated[float, Field(gt=0, lt=0.5)]
-    """Expected share of candidates that select would decide otherwise after all `profile.num_samples` samples, under the prior."""
+    """With 95 % confidence, `select` would decide at most this share of the candidates otherwise after all `profile.num_samples` samples."""
     min_samples: PositiveInt = 2
     """Samples that every candidate gets."""
     round_samples: PositiveInt = 1
     """Samples drawn between two looks: more keep an engine fuller and save fewer rollouts."""
     prior: PassRatePriorConfig | None = None
-    """The prior, or None to fit one to a first pass over `pilot_candidates`."""
+    """The prior, taken for the truth, or None to learn one from a first pass over `pilot_candidates`."""
     pilot_candidates: PositiveInt = 512
     """Candidates of the first pass, in whole units chosen by hash, all of which get `profile.num_samples` samples."""
+    max_pilot_frac: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """The first pass asks for no more than this share of the stage, whatever `pilot_candidates` says."""
 
 
 class ProfileConfig(Section):

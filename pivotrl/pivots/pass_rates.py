@@ -61,9 +61,17 @@ class PassRates:
 
     def successes(self, num_samples: int) -> Floats:
         """P(s of `num_samples` samples succeed), s = 0 to num_samples."""
-        cells = [(num_samples, successes) for successes in range(num_samples + 1)]
-        orders = np.array([math.comb(num_samples, successes) for successes in range(num_samples + 1)], dtype=np.float64)
-        return orders * (_likelihood(cells) @ np.array(self.weights))
+        return _chances(num_samples) @ np.array(self.weights)
+
+    def further(self, samples: int, successes: int, num_more: int) -> Floats:
+        """P(s of `num_more` further samples succeed), s = 0 to `num_more`, for a candidate with these counts.
+
+        >>> rates = PassRates.given(PassRatePriorConfig(always_fails=0.5, always_succeeds=0.5, alpha=1, beta=1))
+        >>> rates.further(3, 3, 2).tolist()
+        [0.0, 0.0, 1.0]
+        """
+        posterior = _likelihood([(samples, successes)])[0] * np.array(self.weights)
+        return _chances(num_more) @ (posterior / posterior.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,12 @@ def _likelihood(cells: list[tuple[int, int]]) -> Floats:
     """[C, R]: probability of one sequence with the cell's samples and successes under each rate; 0 ** 0 is 1."""
     samples, successes = np.array(cells, dtype=np.float64).reshape(-1, 2).T
     return GRID_R ** successes[:, None] * (1 - GRID_R) ** (samples - successes)[:, None]
+
+
+def _chances(num_samples: int) -> Floats:
+    """[s, R]: P(s of `num_samples` samples succeed) under each rate."""
+    orders = np.array([math.comb(num_samples, successes) for successes in range(num_samples + 1)], dtype=np.float64)
+    return orders[:, None] * _likelihood([(num_samples, successes) for successes in range(num_samples + 1)])
 
 
 def _beta(alpha: float, beta: float) -> Floats:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from pivotrl.identity import derive_seed
 from pivotrl.pivots.dataset import profile_row
-from pivotrl.pivots.pass_rates import PassRates
 from pivotrl.pivots.select import decision_of
 from pivotrl.pivots.statistics import ClusteredMean, Interval
-from pivotrl.profiling.adaptive import counts_of, stopping_rule
+from pivotrl.profiling.adaptive import StageSize, counts_of, pilot_size, rule_for
 from pivotrl.profiling.measure import Measured, Measurer, ProfileSettings
 from pivotrl.profiling.units import Work
 from pivotrl.progress import progress_bar
@@ -60,7 +59,8 @@ def estimate(work: Work, measurer: Measurer, settings: ProfileSettings, num_cand
                     means[WORKER_S].add(number, seconds)
             measured += new
             bar.advance(len(unit))
-    total, share = work.num_candidates(range(work.num_units)), _adaptive_share(measured, settings)
+    total = work.num_candidates(range(work.num_units))
+    share = _adaptive_share(measured, settings, total)
     totals: dict[str, Interval] = {}
     for name, mean in means.items():
         interval = mean.interval(seed=derive_seed(settings.run_seed, "profile", "estimate", name))
@@ -69,10 +69,14 @@ def estimate(work: Work, measurer: Measurer, settings: ProfileSettings, num_cand
     return Estimate(total, len(measured), len(numbers), totals, share)
 
 
-def _adaptive_share(measured: list[Measured], settings: ProfileSettings) -> float:
-    config = settings.profile.adaptive
+def _adaptive_share(measured: list[Measured], settings: ProfileSettings, num_candidates: int) -> float:
+    """Of the whole stage, its pilot included; the rule is made of what was measured here, as if that were the pilot."""
+    config, num_samples = settings.profile.adaptive, settings.profile.num_samples
     if config is None:
         return 1.0
     assert settings.select is not None
-    rates = PassRates.given(config.prior) if config.prior else PassRates.fitted(counts_of(profile_row(one.profiled) for one in measured))
-    return stopping_rule(rates, config, settings.profile.num_samples, decision_of(settings.select)).expected_samples / settings.profile.num_samples
+    size = StageSize(len(measured), num_candidates - len(measured))
+    counts, seed = counts_of(profile_row(one.profiled) for one in measured), derive_seed(settings.run_seed, "profile", "estimate", "adaptive")
+    rule = rule_for(config, num_samples, decision_of(settings.select), counts, size, seed=seed)
+    pilot_frac = pilot_size(config, num_candidates) / num_candidates
+    return pilot_frac + (1 - pilot_frac) * rule.expected_samples / num_samples

@@ -7,6 +7,7 @@ one of them, or a later call, does what is missing and finishes (`run_profile`).
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -14,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.artifacts import UnitRow, read_artifact_lines
+from pivotrl.config.profiling import AdaptiveConfig
+from pivotrl.identity import derive_seed
 from pivotrl.locks import NumberedLocks
 from pivotrl.pivots.dataset import PROFILES, ROLLOUTS
-from pivotrl.profiling.adaptive import ADAPTIVE, StoppingRule, read_rule, write_rule
+from pivotrl.pivots.parquet import read_rows
+from pivotrl.pivots.select import decision_of
+from pivotrl.profiling.adaptive import ADAPTIVE, StageSize, StoppingRule, counts_of, differing_estimate, pilot_size, read_rule, rule_for, write_rule
 from pivotrl.profiling.measure import Measurer, ProfileSettings
 from pivotrl.profiling.shards import WHOLE, Shard
 from pivotrl.profiling.summary import summarize
@@ -108,8 +113,11 @@ def finish_profile(
     outputs = [PROFILES, ROLLOUTS]
     if settings.profile.adaptive is not None:
         outputs.append(ADAPTIVE)
-        rule = read_rule(directory)
-        summary["adaptive"] = {"expected_samples": rule.expected_samples, "expected_differing_frac": rule.expected_differing}
+        assert settings.select is not None
+        rule, counts = read_rule(directory), counts_of(read_rows(directory / PROFILES, ("rewards", "quarantine_reason")))
+        estimated = differing_estimate(rule, decision_of(settings.select), counts)
+        figures = {"risk": settings.profile.adaptive.risk, **rule.figures(), "estimated_differing_frac": None if math.isnan(estimated) else estimated}
+        summary["adaptive"] = figures
     stage.finish(outputs=outputs, summary=summary, timing=timing)
     return summary
 
@@ -127,16 +135,25 @@ class _Worker:
     def make_all(self, numbers: frozenset[int]) -> None:
         """Returns when all these units are on disk; with adaptive K also those of the first pass, which every worker waits for."""
         if (adaptive := self._settings.profile.adaptive) is not None and not (self._directory / ADAPTIVE).exists():
-            pilot = self._work.drawn(adaptive.pilot_candidates, "pilot") if adaptive.prior is None else frozenset[int]()
+            pilot = self._work.drawn(pilot_size(adaptive, self._work.num_candidates(range(self._work.num_units))), "pilot")
             self._make(pilot)
             self._locks.acquire(_RULE_LOCK)
             if not (self._directory / ADAPTIVE).exists():
-                assert self._settings.select is not None
-                rows = (row["profile"] for number in sorted(pilot) for row in read_artifact_lines(self._path(number), UnitRow))
-                write_rule(self._directory, self._settings.profile, self._settings.select, rows)
+                self._write_rule(adaptive, pilot)
             self._locks.release(_RULE_LOCK)
         self._rule = read_rule(self._directory) if adaptive is not None else None
         self._make(numbers)
+
+    def _write_rule(self, config: AdaptiveConfig, pilot: frozenset[int]) -> None:
+        """A function of the recipe and of the pilot's counts, so that it does not matter which worker writes it."""
+        settings, work = self._settings, self._work
+        assert settings.select is not None
+        counts = counts_of(row["profile"] for number in sorted(pilot) for row in read_artifact_lines(self._path(number), UnitRow))
+        num_pilot = work.num_candidates(pilot)
+        size = StageSize(num_pilot, work.num_candidates(range(work.num_units)) - num_pilot)
+        seed = derive_seed(settings.run_seed, *settings.place, "adaptive")
+        rule = rule_for(config, settings.profile.num_samples, decision_of(settings.select), counts, size, seed=seed)
+        write_rule(self._directory / ADAPTIVE, rule, counts)
 
     def _make(self, numbers: frozenset[int]) -> None:
         if left := self._pass_over(numbers, waits=False):
