@@ -93,7 +93,7 @@ _CORE = {
     "optim/expert_load/max": "Tokens of the busiest expert over its layer's mean, largest layer",
     "optim/expert_load/min": "Tokens of the idlest expert over its layer's mean, smallest layer",
     "optim/expert_unused/frac": "Share of experts that no token of the step was routed to",
-    "optim/routes_replayed/frac": "Share of routers' choices in updates that repeat those of the pass for old log-probs (moe.router_replay)",
+    "optim/routes_replayed/frac": "Share of routers' choices in the last update that are replayed ones (moe.router_replay)",
     "sync/parity_difference/mean": "Parity check: mean |log-prob of the trainer - of the engine| over its sampled tokens",
     "sync/parity_difference/p99/max": "Parity check: largest difference among the 99 % of tokens that agree best",
     "sync/parity_difference/max": "Parity check: largest difference",

@@ -262,16 +262,23 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """The experts an engine chose in every layer for the tokens of a prompt and its completion, the last one left out.
+    """The experts an engine chose for the tokens of a prompt and its completion, the last token left out: no engine computes it.
 
-    >>> RoutedExperts((1, 2, 1), bytes([3, 0, 5, 0])).shape
-    (1, 2, 1)
+    Bytes are [tokens, layers, experts per token], row-major, unsigned, little-endian.
+
+    >>> RoutedExperts(1, 2, 1, prompt=bytes([3, 0]), completion=bytes([5, 0])).completion[0]
+    5
     """
 
-    shape: tuple[int, ...]
-    """Tokens, layers with experts, experts per token."""
-    indices: bytes
-    """int16, little-endian, row-major."""
+    num_layers: int
+    """Layers with experts, in the model's order; layers without any are not counted."""
+    experts_per_token: int
+    bytes_per_index: int
+    """1 where the model has at most 256 experts, else 2."""
+    prompt: bytes
+    """Of the prompt's last tokens: of all where the engine knows them. Samples of one prompt share the object where their bytes are equal."""
+    completion: bytes
+    """Of all tokens of the completion but the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +360,8 @@ class TrainSample:
     """Log-probs under the engine that sampled, one per completion token; empty for demonstrations."""
     loss_weight: float = 1.0
     """0 masks the sample's policy-gradient and KL terms while it still counts in the denominator."""
+    routed_experts: RoutedExperts | None = None
+    """The engine's, for router replay; None where it returned none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class TransformersEngineConfig(Section):
     """Sequences decoded together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the engine's weights."""
+    enable_return_routed_experts: bool = False
+    """Every completion carries the experts its tokens were routed to, for moe.router_replay. Refused for models without experts."""
 
 
 class VllmEngineConfig(Section):
@@ -52,7 +54,7 @@ class VllmEngineConfig(Section):
     enforce_eager: bool = True
     """false records CUDA graphs: faster decoding, slower start. Refused on a CPU."""
     enable_return_routed_experts: bool = False
-    """Every completion carries the experts its tokens were routed to, for router replay. Refused on a CPU and for models without experts."""
+    """Every completion carries the experts its tokens were routed to, for moe.router_replay. Refused on a CPU and for models without experts."""
 
 
 type EngineConfig = Annotated[ScriptedEngineConfig | TransformersEngineConfig | VllmEngineConfig, Field(discriminator="type")]

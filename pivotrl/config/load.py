@@ -385,7 +385,7 @@ def _fields_at(root: type[BaseModel], location: Sequence[str]) -> list[str]:
 def _description(root: type[BaseModel], location: Sequence[str]) -> str:
     for section in _sections_at(root, location[:-1]):
         if location and location[-1] in section.model_fields:
-            return section.model_fields[location[-1]].description or location[-1]
+            return " ".join((section.model_fields[location[-1]].description or location[-1]).split())
     return "see docs/config.md"
 
 

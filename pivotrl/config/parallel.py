@@ -46,13 +46,12 @@ class ParallelConfig(Section):
 
 
 class MoeConfig(Section):
-    """Training of mixture-of-experts models; without effect on dense ones."""
+    """Training of mixture-of-experts models; without effect on dense ones, which refuse `router_replay`."""
 
     router: Literal["frozen", "trained"] = "trained"
     """Whether the router's weights learn."""
     expert_bias_update_rate: Annotated[float, Field(ge=0)] = 0.0
     """Step of the aux-loss-free balancing bias after each optimizer step (models that have such a bias); 0 keeps the checkpoint's."""
-    router_replay: bool = False
-    """Choose the same experts in every update of a batch of rollouts as in the pass that computed its old log-probs.
-
-    With one update per rollout there is no such pass and nothing to replay: the metric of coverage says 0."""
+    router_replay: Literal["none", "updates", "rollout"] = "none"
+    """Whose choice of experts the updates on a batch of rollouts repeat. `updates`: that of the pass which computed the old log-probs (with one
+    update per rollout there is none). `rollout`: the engine's when it sampled, in the pass for old log-probs too; it must return them."""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pivotrl.config.diagnostics import DiagnosticsConfig
-from pivotrl.config.engines import EngineConfig, PlacementConfig, WeightSyncConfig
+from pivotrl.config.engines import EngineConfig, PlacementConfig, ScriptedEngineConfig, WeightSyncConfig
 from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.launch import LaunchConfig
@@ -333,6 +333,16 @@ class Recipe(Section):
             raise ValueError(
                 f"profile.adaptive is set but select.rule is {self.select.rule}, which does not look at pass rates; "
                 "leave profile.adaptive out, or select by eq5 or window"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _routes_come_from_the_engine(self) -> Recipe:
+        if self.moe.router_replay == "rollout" and (isinstance(self.engine, ScriptedEngineConfig) or not self.engine.enable_return_routed_experts):
+            cause = "cannot return any" if isinstance(self.engine, ScriptedEngineConfig) else "is not told to return them"
+            raise ValueError(
+                f"moe.router_replay is rollout but the engine {self.engine.type} {cause}; "
+                "set engine.enable_return_routed_experts to true (engines transformers and vllm), or router_replay to none or updates"
             )
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pivotrl.config.engines import ScriptedEngineConfig
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import HuggingFaceModel, ScratchModel
 from pivotrl.doctor.findings import Findings
@@ -119,6 +120,14 @@ def check_layout(loaded: LoadedRecipe, config: Any, world_size: int, findings: F
         if recipe.train.batching == "shared_prefix":
             check_shared_prefix(recipe.parallel, shape)
     if not shape.num_experts:
+        if not isinstance(recipe.engine, ScriptedEngineConfig) and recipe.engine.enable_return_routed_experts:
+            findings.error(
+                "layout",
+                "engine.enable_return_routed_experts is true and the model has no experts",
+                where=place(loaded, "engine.enable_return_routed_experts"),
+                rule="only routers choose experts",
+                fix="leave it out",
+            )
         for key in sorted(key for key in loaded.origins if key.startswith("moe.") and loaded.origins[key] != "default"):
             findings.warn(
                 "unread-key", f"{key} is set", where=place(loaded, key), rule="nothing reads it: the model has no experts", fix="leave it out"

@@ -27,6 +27,7 @@ type _Unread = tuple[str, Callable[[Recipe], bool], str]
 
 # A key, when nothing reads it, and why.
 _UNREAD: tuple[_Unread, ...] = (
+    ("engine.enable_return_routed_experts", lambda recipe: recipe.moe.router_replay != "rollout", "moe.router_replay is not rollout"),
     ("train.kl.estimator", lambda recipe: recipe.train.kl.beta == 0, "train.kl.beta is 0"),
     ("verifier.message_similarity", lambda recipe: _ignores_similarity(recipe.verifier), "messages are not compared by similarity"),
     ("verifier.answer_similarity", lambda recipe: _ignores_answers(recipe.verifier), "verifier.answer is not similarity"),

@@ -222,7 +222,7 @@ _NO_EQUIVALENT: tuple[tuple[str, _Applies, str], ...] = (
     ("train.validation.patience", lambda recipe: bool(recipe.train.validation and recipe.train.validation.patience), "no early stop"),
     ("train.max_infra_frac", lambda _: True, "a failed verdict scores 0 there and is trained on"),
     ("parallel.virtual_pipeline_model_parallel_size", lambda recipe: bool(recipe.parallel.virtual_pipeline_model_parallel_size), "not mapped"),
-    ("moe.router_replay", lambda recipe: recipe.moe.router_replay, "not mapped"),
+    ("moe.router_replay", lambda recipe: recipe.moe.router_replay != "none", "not mapped"),
     ("engine.max_num_seqs", lambda recipe: isinstance(recipe.engine, VllmEngineConfig), "vLLM's own choice there"),
     ("sft", lambda recipe: recipe.sft is not None, "start from the checkpoint that this stage made"),
     ("eval", lambda _: True, "score the exported checkpoint with `pivotrl eval` or the benchmark's harness"),

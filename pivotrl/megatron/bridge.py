@@ -54,7 +54,9 @@ def build_chunks(hf: Any, arguments: Mapping[str, Any], moe: MoeConfig) -> list[
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",
         "moe_router_bias_update_rate": moe.expert_bias_update_rate,
-        "moe_enable_routing_replay": moe.router_replay,
+        "moe_enable_routing_replay": moe.router_replay != "none",
+        # Upstream's fused router returns before replay is asked.
+        "moe_router_fusion": False,
         "moe_token_dispatcher_type": "alltoall",
         "attention_backend": AttnBackend.auto,
         "cross_entropy_loss_fusion": False,

@@ -117,11 +117,17 @@ def check_model(parallel: ParallelConfig, moe: MoeConfig, shape: ModelShape) -> 
     if shape.mamba_heads is not None:
         _check_mamba(parallel, *shape.mamba_heads)
     _check_experts(parallel, shape)
-    if moe.router_replay and parallel.recompute == "full" and parallel.pipeline_model_parallel_size > 1:
+    if moe.router_replay != "none" and not shape.num_experts:
         raise UserError(
-            f"moe.router_replay is true, parallel.recompute is full and {_PP} is {parallel.pipeline_model_parallel_size}",
+            f"moe.router_replay is {moe.router_replay} and the model has no experts",
+            rule="only routers have choices to repeat",
+            fix="set router_replay to none",
+        )
+    if moe.router_replay != "none" and parallel.recompute == "full" and parallel.pipeline_model_parallel_size > 1:
+        raise UserError(
+            f"moe.router_replay is {moe.router_replay}, parallel.recompute is full and {_PP} is {parallel.pipeline_model_parallel_size}",
             rule="between a micro-batch's forward pass and its recomputation a stage runs others, whose experts the routers would then repeat",
-            fix="set recompute to none, or router_replay to false",
+            fix="set recompute to none, or router_replay to none",
         )
 
 

@@ -132,7 +132,7 @@ def _share(micro_batches: Sequence[MicroBatch]) -> list[_Dealt]:
 
 def _filler(like: MicroBatch) -> MicroBatch:
     """Two tokens, the second scored, so that every layer has a forward and a backward pass; both are padding, which no count sees."""
-    blank: dict[str, Any] = {"batching": "padded", "group_ids_B": None, "prefix_lengths_B": None}
+    blank: dict[str, Any] = {"batching": "padded", "group_ids_B": None, "prefix_lengths_B": None, "routes_B": None}
     for field in dataclasses.fields(like):
         value = getattr(like, field.name)
         if torch.is_tensor(value) and field.name not in blank:

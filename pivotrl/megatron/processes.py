@@ -16,7 +16,7 @@ import functools
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,9 @@ class Leader:
 
     def token_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float, reference: bool = False) -> list[torch.Tensor]:
         """`Trainer.token_logprobs` on every process."""
+        if reference:
+            # It replays nothing, so nothing of it need travel.
+            micro_batches = [replace(micro_batch, routes_B=None) for micro_batch in micro_batches]
         return self._call("token_logprobs", micro_batches=micro_batches, temperature=temperature, reference=reference)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float) -> StepResult:

@@ -94,6 +94,34 @@ def stream_tokens(batch: MicroBatch, layout: StreamLayout) -> tuple[int, int]:
     return 1, _segments(batch, layout).total // layout.context_parallel_size
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPlaces:
+    """Where a micro-batch's tokens lie in the whole stream, all ranks' parts together, and which part is this rank's."""
+
+    place_B_T: torch.Tensor
+    """int64 [B, T], position in the stream [rows, tokens] flattened; several tokens share one where rows share a prefix; -1 for padding."""
+    rows: int
+    total: int
+    """Tokens of a stream's row."""
+    mine_S: torch.Tensor
+    """int64 [S], positions in a stream's row that this rank has, in its order."""
+
+
+def token_places(batch: MicroBatch, layout: StreamLayout) -> TokenPlaces:
+    """The places that `token_stream` gives to a micro-batch's tokens, on the CPU."""
+    if batch.batching == "padded":
+        rows, tokens = batch.token_ids_B_T.shape
+        total = _round_up(tokens, layout.total_multiple)
+        columns_T, lengths_B_1 = torch.arange(tokens), batch.lengths_B.cpu().unsqueeze(1)
+        place_B_T = torch.where(columns_T < lengths_B_1, torch.arange(rows).unsqueeze(1) * total + columns_T, _NOWHERE)
+        starts = [0, total]
+    else:
+        segments = _segments(batch, layout)
+        rows, total, starts, place_B_T = 1, segments.total, segments.starts, segments.place_B_T
+    mine_S = _own_positions(starts, layout) if layout.context_parallel_size > 1 else torch.arange(total)
+    return TokenPlaces(place_B_T, rows, total, mine_S)
+
+
 def nested_rows(batch: MicroBatch) -> dict[int, int]:
     """The row that a row is read from, for every row of a packed batch that begins another one; empty in other modes."""
     if batch.batching != "packed":

@@ -33,7 +33,7 @@ from pivotrl.megatron.measures import StepMeasures, parameter_drift
 from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import control_group, initialize_parallel
 from pivotrl.megatron.passes import logprob_pass, training_pass
-from pivotrl.megatron.replay import RouterMemory
+from pivotrl.megatron.replay import RouterMemory, router_memory
 from pivotrl.megatron.update import PolicyUpdate
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -117,7 +117,7 @@ class Trainer:
             reference = [chunk.requires_grad_(False) for chunk in build_model(hf_config, parallel, moe=moe)]
             hf_weights.load_hf(reference, checkpoint_dir)
         update = None if optimizer is None else PolicyUpdate(policy, optimizer, parallel, num_steps=num_steps)
-        memory = RouterMemory(policy) if moe.router_replay else None
+        memory = router_memory(policy, moe, family)
         measures = StepMeasures(policy, family, peak_tflops=parallel.peak_tflops)
         return cls(checkpoint_dir, policy=policy, reference=reference, update=update, memory=memory, measures=measures)
 
@@ -130,17 +130,18 @@ class Trainer:
         """Log-probs [B, T] float32 of the masked tokens of every micro-batch, zero elsewhere, under softmax(logits / temperature).
 
         Args:
-            reference: under pi_0 instead of the policy.
+            reference: under pi_0 instead of the policy; its routers choose freely whatever `moe.router_replay` says.
 
         Raises:
             ValueError: where `reference` is asked for and the trainer was built without.
+            UserError: for routes of another model.
         """
         model = self._reference if reference else self._policy
         if model is None:
             raise ValueError("this trainer was built with with_reference=False")
         if self._memory is None or reference:
             return logprob_pass(model, micro_batches, temperature=temperature)
-        with self._memory.recording():
+        with self._memory.for_old_logprobs(micro_batches):
             return logprob_pass(model, micro_batches, temperature=temperature, memory=self._memory)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, temperature: float) -> StepResult:
@@ -154,6 +155,7 @@ class Trainer:
 
         Raises:
             ValueError: where the trainer was built without an optimizer.
+            UserError: for routes of another model.
             FloatingPointError: where the gradient is not finite; the weights must not be used after that.
         """
         update = self._require_update()
@@ -165,7 +167,7 @@ class Trainer:
             return StepResult(loss=0.0, grad_norm=0.0, lr=lr, sums={})
         update.clear_gradients()
         self._measures.start()
-        with self._memory.replaying() if self._memory is not None else nullcontext():
+        with self._memory.for_update(micro_batches) if self._memory is not None else nullcontext():
             reports = training_pass(update.chunks, micro_batches, loss, temperature=temperature, memory=self._memory)
         grad_norm = update.apply(lr)
         if not math.isfinite(grad_norm):

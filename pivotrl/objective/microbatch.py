@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pivotrl.config.training import Batching
+from pivotrl.types import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class MicroBatch:
     """int64 [B], equal for rows that share their prefix; None where no row is in a group."""
     prefix_lengths_B: torch.Tensor | None = None
     """int64 [B], tokens of the shared prefix, all before the action; None where no row is in a group."""
+    routes_B: tuple[RoutedExperts | None, ...] | None = None
+    """Experts by row as the engine chose them, for the tokens before a row's last; None where no row has any."""
 
 
 @dataclass(frozen=True, slots=True)

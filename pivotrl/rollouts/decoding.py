@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from pivotrl.rollouts.engine import GenerationRequest
-from pivotrl.types import Completion, FinishReason
+from pivotrl.types import Completion, FinishReason, RoutedExperts
 
 # A buffer grows by this many columns: a copy every 64 tokens instead of every token, and at most 64 unused columns.
 _GROWTH_COLUMNS = 64
@@ -36,6 +36,10 @@ class Row:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     finish_reason: FinishReason | None = None
+    prompt_experts: np.ndarray | None = None
+    """[tokens, layers with experts, experts per token] of the prompt, where the engine returns them; shared by the prompt's rows."""
+    completion_experts: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    """[layers, experts] of every generated token but the last."""
 
     def append(self, token_id: int, logprob: float, *, stop_token_ids: frozenset[int]) -> None:
         """Takes one sampled token, the stop token included; does nothing once finished."""
@@ -48,10 +52,10 @@ class Row:
         elif len(self.token_ids) == self.num_tokens:
             self.finish_reason = FinishReason.LENGTH
 
-    def completion(self, policy_version: int) -> Completion:
+    def completion(self, policy_version: int, routes: RoutedExperts | None) -> Completion:
         """The finished row as the record the engine returns."""
         assert self.finish_reason is not None, "a row left the loop unfinished"
-        return Completion(tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, policy_version)
+        return Completion(tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, policy_version, routes)
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from pivotrl.errors import UserError
 from pivotrl.rollouts.checkpoint_names import checkpoint_views
 from pivotrl.rollouts.decoding import BufferCache, PromptRows, Row, plan_batches, sample_tokens
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
+from pivotrl.rollouts.expert_capture import ExpertCapture
 from pivotrl.types import Completion
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
 from pivotrl.weights.time_steps import apply_time_step_limit
@@ -52,7 +53,16 @@ class TransformersEngine:
     temperature 1. Equal to a plain forward pass over prompt and completion up to rounding (1e-4, tested), whatever the batch.
     """
 
-    def __init__(self, model: PreTrainedModel, *, batch_size: int, stop_token_ids: Sequence[int], pad_token_id: int, policy_version: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        batch_size: int,
+        stop_token_ids: Sequence[int],
+        pad_token_id: int,
+        policy_version: int,
+        returns_routes: bool = False,
+    ) -> None:
         self._is_recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in _empty_layers(model))
         apply_time_step_limit(model)
         AttentionInterface.register(_ATTENTION, _grouped_sdpa)
@@ -67,6 +77,7 @@ class TransformersEngine:
         self._max_total_tokens: int = text_config.max_position_embeddings
         self._vocab_size: int = text_config.vocab_size
         self._is_partial = False
+        self._capture = ExpertCapture(model) if returns_routes else None
 
     @staticmethod
     def load(
@@ -75,7 +86,8 @@ class TransformersEngine:
         """Reads a Hugging Face checkpoint directory (config.json, safetensors).
 
         Raises:
-            UserError: for a directory without a readable checkpoint, or a model whose layers keep a state of another kind.
+            UserError: for a directory without a readable checkpoint, a model whose layers keep a state of another kind, or one without experts
+                that is to return them.
         """
         # A stage shows its own progress; a second bar for a one-second load would tear it apart.
         transformers_logging.disable_progress_bar()
@@ -88,7 +100,12 @@ class TransformersEngine:
                 fix="check the path of the model or of the stage that writes it",
             ) from error
         return TransformersEngine(
-            model, batch_size=config.batch_size, stop_token_ids=stop_token_ids, pad_token_id=pad_token_id, policy_version=policy_version
+            model,
+            batch_size=config.batch_size,
+            stop_token_ids=stop_token_ids,
+            pad_token_id=pad_token_id,
+            policy_version=policy_version,
+            returns_routes=config.enable_return_routed_experts,
         )
 
     @property
@@ -109,8 +126,11 @@ class TransformersEngine:
         with torch.inference_mode(), _allocation_failures_as_engine_errors():
             for batch in plan_batches(requests, max_rows=self._batch_size, max_total_tokens=self._max_total_tokens):
                 self._decode(batch)
-                for row in (row for prompt in batch for row in prompt.rows):
-                    results[row.request_index][row.sample_index] = row.completion(self._policy_version)
+                for prompt in batch:
+                    before: Completion | None = None
+                    for row in prompt.rows:
+                        routes = None if self._capture is None else self._capture.routes(row, like=before)
+                        before = results[row.request_index][row.sample_index] = row.completion(self._policy_version, routes)
         return [tuple(completion for completion in samples if completion is not None) for samples in results]
 
     def weight_census(self) -> WeightCensus:
@@ -165,6 +185,8 @@ class TransformersEngine:
             output = self._model(
                 input_ids=tokens_R[:, None], attention_mask=mask_R_C, position_ids=positions_R[:, None], past_key_values=cache, use_cache=True
             )
+            if self._capture is not None:
+                self._capture.take_step(rows)
             logits_R_V = output.logits[:, -1]
             positions_R = positions_R + 1
             step += 1
@@ -199,6 +221,8 @@ class TransformersEngine:
                 use_cache=True,
                 logits_to_keep=1,
             )
+            if self._capture is not None:
+                self._capture.take_prompts(chunk, ids_P_T.shape[1])
             prompts_R = torch.tensor([index for index, prompt in enumerate(chunk) for _ in prompt.rows])
             rows = slice(first_row, first_row + len(prompts_R))
             cache.place(chunk_cache, rows=rows, prompts_R=prompts_R, shape=(num_rows, num_columns))

@@ -22,9 +22,13 @@ import torch
 
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
+from pivotrl.megatron.architecture import LayerKind, layers, num_experts
+from pivotrl.megatron.families import read_family
+from pivotrl.megatron.hf_config import read_config
 from pivotrl.megatron.safetensors_headers import read_shapes
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
-from pivotrl.types import Completion, FinishReason, RoutedExperts
+from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
+from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
 
@@ -52,7 +56,16 @@ class VllmEngine:
     fails too, because its scheduler may still hold requests of the failed call.
     """
 
-    def __init__(self, llm: LLM, checkpoint_dir: Path, *, dtype: torch.dtype, stop_token_ids: Sequence[int], policy_version: int) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        checkpoint_dir: Path,
+        *,
+        dtype: torch.dtype,
+        stop_token_ids: Sequence[int],
+        policy_version: int,
+        expert_layers: ExpertLayers | None,
+    ) -> None:
         model_config = llm.llm_engine.model_config
         self._llm, self._checkpoint_dir, self._census = llm, checkpoint_dir, checkpoint_census(checkpoint_dir, dtype)
         self._digests: dict[str, str] | None = None
@@ -62,6 +75,7 @@ class VllmEngine:
         self._vocab_size: int = model_config.get_vocab_size()
         self._is_partial = False
         self._failure: str | None = None
+        self._expert_layers = expert_layers
 
     @staticmethod
     def load(
@@ -102,7 +116,14 @@ class VllmEngine:
                 rule="vLLM must know the model, and engine.kv_cache_bytes must hold one sequence of the model's whole context",
                 fix="raise engine.kv_cache_bytes, lower engine.max_model_len, or set engine.type to transformers",
             ) from error
-        return VllmEngine(llm, checkpoint_dir, dtype=getattr(torch, config.dtype), stop_token_ids=stop_token_ids, policy_version=policy_version)
+        return VllmEngine(
+            llm,
+            checkpoint_dir,
+            dtype=getattr(torch, config.dtype),
+            stop_token_ids=stop_token_ids,
+            policy_version=policy_version,
+            expert_layers=_expert_layers(checkpoint_dir) if config.enable_return_routed_experts else None,
+        )
 
     @property
     def policy_version(self) -> int:
@@ -130,7 +151,13 @@ class VllmEngine:
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
             raise EngineError(self._failure) from error
-        return [tuple(self._completion(next(outputs)) for _ in request.seeds) for request in requests]
+        results: list[tuple[Completion, ...]] = []
+        for request in requests:
+            samples: list[Completion] = []
+            for _ in request.seeds:
+                samples.append(self._completion(next(outputs), samples[-1] if samples else None))
+            results.append(tuple(samples))
+        return results
 
     def weight_census(self) -> WeightCensus:
         """Names, shapes and types that `load_weights` demands: those of the checkpoint the engine was started on."""
@@ -198,16 +225,20 @@ class VllmEngine:
             logprobs=0,
         )
 
-    def _completion(self, output: RequestOutput) -> Completion:
+    def _completion(self, output: RequestOutput, before: Completion | None) -> Completion:
         (sample,) = output.outputs
         if sample.finish_reason not in ("stop", "length"):
             raise EngineError(f"vLLM finished a request with {sample.finish_reason!r}")
         token_ids = tuple(sample.token_ids)
         positions = [position for position in sample.logprobs or () if position is not None]
         logprobs = tuple(position[token].logprob for token, position in zip(token_ids, positions, strict=True))
-        routes = sample.routed_experts
-        routed = None if routes is None else RoutedExperts(routes.shape, routes.astype("<i2").tobytes())
-        return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version, routed)
+        routes = None
+        if self._expert_layers is not None and sample.routed_experts is not None:
+            num_tokens = len(output.prompt_token_ids or ()), len(token_ids)
+            routes = routes_of_all_layers(
+                sample.routed_experts, self._expert_layers, num_tokens, like=None if before is None else before.routed_experts
+            )
+        return Completion(token_ids, logprobs, FinishReason(sample.finish_reason), self._policy_version, routes)
 
 
 def _arguments(config: VllmEngineConfig, *, on_cpu: bool, is_recurrent: bool) -> dict[str, Any]:
@@ -236,6 +267,11 @@ def _arguments(config: VllmEngineConfig, *, on_cpu: bool, is_recurrent: bool) ->
         "seed": 0,
         **{name: value for name, value in stated.items() if value is not None},
     }
+
+
+def _expert_layers(checkpoint_dir: Path) -> ExpertLayers:
+    hf = read_family(read_config(checkpoint_dir))
+    return ExpertLayers(tuple(number for number, kinds in enumerate(layers(hf)) if LayerKind.MOE in kinds), num_experts(hf))
 
 
 def _is_recurrent(checkpoint_dir: Path) -> bool:

@@ -6,7 +6,6 @@ network keeps listeners out. Called by both ends (pool.py and launchers.py here,
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import queue
@@ -24,9 +23,10 @@ import orjson
 
 from pivotrl.errors import UserError
 from pivotrl.rollouts.engine import GenerationRequest
-from pivotrl.types import Completion, FinishReason, RoutedExperts
+from pivotrl.rollouts.routes import route_rows, routes_of
+from pivotrl.types import Completion, FinishReason
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends must be of one protocol; a peer of another is sent away."""
 _HELLO_S = 60.0
 _KEY_BYTES = 32
@@ -194,28 +194,23 @@ def requests_of(rows: Sequence[Sequence[Any]]) -> list[GenerationRequest]:
     return [GenerationRequest(tuple(prompt), tuple(seeds), float(temperature), cap) for prompt, seeds, temperature, cap in rows]
 
 
-def completion_rows(results: Sequence[Sequence[Completion]]) -> list[list[list[Any]]]:
-    """Completions as lists; `completions_of` reads them back, bit for bit."""
+def completion_rows(results: Sequence[Sequence[Completion]]) -> list[list[Any]]:
+    """Completions as lists, by request; `completions_of` reads them back, bit for bit."""
     return [
-        [[one.token_ids, one.logprobs, one.finish_reason.value, one.policy_version, _route_row(one.routed_experts)] for one in samples]
+        [
+            [[one.token_ids, one.logprobs, one.finish_reason.value, one.policy_version] for one in samples],
+            route_rows([one.routed_experts for one in samples]),
+        ]
         for samples in results
     ]
 
 
-def completions_of(rows: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[Completion, ...]]:
+def completions_of(rows: Sequence[Sequence[Any]]) -> list[tuple[Completion, ...]]:
     """Completions from `completion_rows`."""
     return [
         tuple(
-            Completion(tuple(tokens), tuple(logprobs), FinishReason(reason), version, _routes_of(routes))
-            for tokens, logprobs, reason, version, routes in samples
+            Completion(tuple(tokens), tuple(logprobs), FinishReason(reason), version, routes)
+            for (tokens, logprobs, reason, version), routes in zip(samples, routes_of(routed), strict=True)
         )
-        for samples in rows
+        for samples, routed in rows
     ]
-
-
-def _route_row(routes: RoutedExperts | None) -> list[Any] | None:
-    return None if routes is None else [routes.shape, base64.b64encode(routes.indices).decode()]
-
-
-def _routes_of(row: Sequence[Any] | None) -> RoutedExperts | None:
-    return None if row is None else RoutedExperts(tuple(row[0]), base64.b64decode(row[1]))

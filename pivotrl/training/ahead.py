@@ -8,17 +8,20 @@ the weights that sampled it are not: a resumed run learns from the same rollouts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 
 from pivotrl.config.schema import TrainConfig
+from pivotrl.rollouts.routes import route_rows, routes_of
 from pivotrl.training.protocols import PolicyTrainer, Source, StepData
 from pivotrl.training.sources import PivotSource, SampledRound
+from pivotrl.types import LocalRollout, RoutedExperts
 
 _ROUND = TypeAdapter(SampledRound)
 
@@ -61,11 +64,31 @@ class AheadSource:
 
     def position(self) -> dict[str, Any]:
         """The round that was sampled ahead, JSON-ready."""
-        return {} if self._ahead is None else {"step": self._step, "round": _ROUND.dump_python(self._ahead.result(), mode="json")}
+        return {} if self._ahead is None else {"step": self._step, **_stored(self._ahead.result())}
 
     def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
         """Takes the round that was sampled ahead back and pushes the trainer's weights."""
         if position:
             self._step, self._ahead = position["step"], Future()
-            self._ahead.set_result(_ROUND.validate_python(position["round"]))
+            self._ahead.set_result(_restored(position))
         self._source.publish(trainer, trainer.steps_done)
+
+
+def _stored(sampled: SampledRound) -> dict[str, Any]:
+    """JSON-ready. Experts are bytes, a prompt's most often the same in all samples of a group, and have a form of their own."""
+    routes = [route_rows([rollout.completion.routed_experts for rollout in group]) for group in sampled.groups]
+    bare = [_routed(group, [None] * len(group)) for group in sampled.groups]
+    stored = {"round": _ROUND.dump_python(replace(sampled, groups=bare), mode="json")}
+    return stored | ({"routes": routes} if any(row is not None for rows in routes for row in rows) else {})
+
+
+def _restored(position: Mapping[str, Any]) -> SampledRound:
+    sampled = _ROUND.validate_python(position["round"])
+    if "routes" not in position:
+        return sampled
+    return replace(sampled, groups=[_routed(group, routes_of(rows)) for group, rows in zip(sampled.groups, position["routes"], strict=True)])
+
+
+def _routed(group: Sequence[LocalRollout], routes: Sequence[RoutedExperts | None]) -> tuple[LocalRollout, ...]:
+    pairs = zip(group, routes, strict=True)
+    return tuple(replace(rollout, completion=replace(rollout.completion, routed_experts=found)) for rollout, found in pairs)

@@ -15,7 +15,8 @@ import torch
 from pivotrl.config.training import Batching
 from pivotrl.objective.microbatch import MicroBatch
 from pivotrl.objective.nesting import hosts
-from pivotrl.types import Demonstration, TrainBatch, TrainSample
+from pivotrl.rollouts.routes import num_routed_tokens
+from pivotrl.types import Demonstration, RoutedExperts, TrainBatch, TrainSample
 
 PAD_TOKEN_ID = 0
 """Any id of the vocabulary would do: masks come from spans, never from token ids, and causal attention hides what follows."""
@@ -25,7 +26,7 @@ def train_batch(samples: Sequence[TrainSample]) -> TrainBatch:
     """The step's samples with its global denominators.
 
     Raises:
-        ValueError: for an empty step, an empty completion (which no policy can have sampled), or log-probs that do not match it.
+        ValueError: for an empty step, an empty completion (which no policy can have sampled), or log-probs or routes that do not match it.
     """
     if not samples:
         raise ValueError("a step without samples has no denominator")
@@ -37,7 +38,21 @@ def train_batch(samples: Sequence[TrainSample]) -> TrainBatch:
                 f"a sample of group {sample.group_id} has {len(sample.completion_token_ids)} completion tokens "
                 f"but {len(sample.behavior_logprobs_T)} log-probs"
             )
+        _check_routes(sample)
     return TrainBatch(tuple(samples), num_actions=len(samples), num_action_tokens=sum(len(s.completion_token_ids) for s in samples))
+
+
+def _check_routes(sample: TrainSample) -> None:
+    routes = sample.routed_experts
+    if routes is None:
+        return
+    prompt, completion = len(sample.prompt_token_ids), len(sample.completion_token_ids)
+    num_prompt, num_completion = num_routed_tokens(routes)
+    if num_completion != completion - 1 or num_prompt > prompt:
+        raise ValueError(
+            f"a sample of group {sample.group_id} has {prompt} + {completion} tokens but the experts of {num_prompt} + {num_completion}; "
+            "an engine returns those of a prompt's last tokens and of all completion tokens but the last"
+        )
 
 
 def samples_to_forward(batch: TrainBatch, *, skip_zero_variance: bool) -> list[TrainSample]:
@@ -72,6 +87,7 @@ def train_micro_batches(batch: TrainBatch, *, batching: Batching, micro_batch_to
             behavior_logprobs=s.behavior_logprobs_T,
             group_id=s.group_id,
             prefix_length=len(s.prompt_token_ids),
+            routes=s.routed_experts,
         )
         for s in samples
     ]
@@ -102,6 +118,7 @@ class _Row:
     behavior_logprobs: tuple[float, ...] | None
     group_id: str | None = None
     prefix_length: int = 0
+    routes: RoutedExperts | None = None
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -210,4 +227,5 @@ def _pad(rows: Sequence[_Row], batching: Batching, *, num_actions: int, num_acti
         batching=batching,
         group_ids_B=torch.tensor([numbers[row.group_id] for row in rows]) if is_grouped else None,
         prefix_lengths_B=torch.tensor([row.prefix_length for row in rows]) if is_grouped else None,
+        routes_B=tuple(row.routes for row in rows) if any(row.routes is not None for row in rows) else None,
     )

@@ -70,6 +70,7 @@ def turn_samples(groups: Sequence[EpisodeGroup], truncated: Truncated) -> list[T
             advantage=advantage,
             behavior_logprobs_T=turn.completion.logprobs,
             loss_weight=loss_weight(rollout, truncated),
+            routed_experts=turn.completion.routed_experts,
         )
         for group in groups
         if not group.is_dropped

@@ -115,6 +115,7 @@ def train_samples(groups: Sequence[Group], truncated: Truncated) -> list[TrainSa
             advantage=advantage,
             behavior_logprobs_T=rollout.completion.logprobs,
             loss_weight=loss_weight(rollout, truncated),
+            routed_experts=rollout.completion.routed_experts,
         )
         for group in groups
         if not group.is_dropped

@@ -228,8 +228,9 @@ def test_a_deadline_ends_a_replica_that_hangs(tmp_path: Path) -> None:
 
 def test_messages_carry_every_bit_of_requests_and_completions() -> None:
     awkward = [-0.0, -5e-324, -1.7976931348623157e308, -0.1, -1 / 3]
-    routes = RoutedExperts((2, 1, 2), bytes(range(8)))
-    results = [(Completion((1, 2, 3, 4, 5), tuple(awkward), FinishReason.LENGTH, 7, routes),), (Completion((), (), FinishReason.STOP, 0),)]
+    routes = [RoutedExperts(1, 2, 2, prompt, bytes(range(248, 256)) * 2) for prompt in (bytes(range(8)), bytes(range(8)), bytes(4))]
+    first, second, third = (Completion((1, 2, 3, 4, 5), tuple(awkward), FinishReason.LENGTH, 7, one) for one in routes)
+    results = [(first, second, Completion((1,), (-0.5,), FinishReason.STOP, 7), third), (Completion((), (), FinishReason.STOP, 0),)]
     back = completions_of(orjson.loads(orjson.dumps(completion_rows(results))))
     assert back == results
     assert [str(value) for value in back[0][0].logprobs] == [str(value) for value in awkward]

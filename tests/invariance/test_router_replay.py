@@ -10,6 +10,7 @@ import torch
 from fakes.trainer_batches import joined, micro_batches, policy_loss, save_model
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
+from pivotrl.megatron.replay import RecordedRoutes
 from pivotrl.megatron.trainer import Trainer
 
 
@@ -39,7 +40,7 @@ def test_updates_choose_as_the_pass_for_old_logprobs_did(hf_dir: Path, is_replay
         hf_dir,
         optimizer=OptimizerConfig(lr=1e-3),
         parallel=ParallelConfig.model_validate({"recompute": recompute}),
-        moe=MoeConfig(router_replay=is_replayed),
+        moe=MoeConfig(router_replay="updates" if is_replayed else "none"),
         num_steps=4,
         seed=0,
         with_reference=True,
@@ -67,7 +68,7 @@ def test_updates_choose_as_the_pass_for_old_logprobs_did(hf_dir: Path, is_replay
 
 
 def _built(hf_dir: Path, *, is_replayed: bool = True) -> Trainer:
-    moe, parallel = MoeConfig(router_replay=is_replayed), ParallelConfig()
+    moe, parallel = MoeConfig(router_replay="updates" if is_replayed else "none"), ParallelConfig()
     return Trainer.from_hf(hf_dir, optimizer=OptimizerConfig(lr=1e-3), parallel=parallel, moe=moe, num_steps=4, seed=0, with_reference=False)
 
 
@@ -77,7 +78,7 @@ def test_one_flipped_route_changes_the_loss(hf_dir: Path) -> None:
     for is_flipped in (False, True):
         trainer = _built(hf_dir)
         trainer.token_logprobs(rows, temperature=1.0)
-        assert trainer._memory is not None
+        assert isinstance(trainer._memory, RecordedRoutes)
         # The last token but one of the first row, which predicts an action's last token.
         chosen = next(iter(trainer._memory._choices.values()))[0][int(rows[0].lengths_B[0]) - 2]
         if is_flipped:
@@ -98,7 +99,7 @@ def test_coverage_counts_the_tokens_of_passes_that_were_remembered(hf_dir: Path)
 
 
 def test_a_recording_replaces_the_one_before(hf_dir: Path) -> None:
-    moe, parallel = MoeConfig(router_replay=True), ParallelConfig()
+    moe, parallel = MoeConfig(router_replay="updates"), ParallelConfig()
     trainer = Trainer.from_hf(hf_dir, optimizer=OptimizerConfig(lr=1e-3), parallel=parallel, moe=moe, num_steps=4, seed=0, with_reference=False)
     rows, maps = micro_batches(rows=2, tokens=20, action_tokens=5), _Maps(trainer)
     first = trainer.token_logprobs(rows, temperature=1.0)

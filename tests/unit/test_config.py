@@ -99,6 +99,9 @@ def test_interpolation_reads_another_key(recipe_dir: Path) -> None:
         (["train.num_steps=[1"], ["train.num_steps=[1", "YAML"]),
         (["train.num_steps=${nowhere}"], ["must name an existing key"]),
         (["model={type: scratch, hidden_size: 10}"], ["model.num_layers is missing"]),
+        (["moe.router_replay=rollout"], ["router_replay is rollout but the engine transformers is not told to return them", "enable_return_routed"]),
+        (["moe.router_replay=rollout", "engine={type: scripted, path: x}"], ["the engine scripted cannot return any"]),
+        (["moe.router_replay=true"], ["moe.router_replay is", "'rollout'"]),
         (["select={rule: window, low: 0.7, high: 0.3}"], ["low (0.7) must not exceed high (0.3)"]),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from transformers import LlamaConfig, NemotronHConfig, Qwen3MoeConfig
@@ -70,10 +70,17 @@ def test_the_model_must_divide(layout: ParallelConfig, shape: ModelShape, named:
 
 def test_replay_and_recomputation_in_a_pipeline_are_refused_together() -> None:
     layout = _layout(pp=2, recompute="full")
-    with pytest.raises(UserError, match=r"moe.router_replay is true, parallel.recompute is full"):
-        check_model(layout, MoeConfig(router_replay=True), _MIXTURE)
+    with pytest.raises(UserError, match=r"moe.router_replay is updates, parallel.recompute is full"):
+        check_model(layout, MoeConfig(router_replay="updates"), _MIXTURE)
     check_model(layout, MoeConfig(), _MIXTURE)
-    check_model(_layout(recompute="full"), MoeConfig(router_replay=True), _MIXTURE)
+    check_model(_layout(recompute="full"), MoeConfig(router_replay="updates"), _MIXTURE)
+
+
+@pytest.mark.parametrize("replay", ["updates", "rollout"])
+def test_a_dense_model_has_nothing_to_replay(replay: Literal["updates", "rollout"]) -> None:
+    with pytest.raises(UserError, match=rf"moe.router_replay is {replay} and the model has no experts"):
+        check_model(_layout(), MoeConfig(router_replay=replay), _DENSE)
+    check_model(_layout(), MoeConfig(router_replay=replay), _MIXTURE)
 
 
 @pytest.mark.parametrize(
