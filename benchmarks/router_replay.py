@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python benchmarks/router_replay.py [--steps 4] [--models 3]
 
-A `train` stage of random models of each family (16 experts, 4 chosen) on the transformers engine, several models per family, same seeds in
+A `train` stage of random models of each family (32 experts, 4 chosen) on the transformers engine, several models per family, same seeds in
 both runs; the first round is sampled by the same weights and has the same tokens. Prints, over the steps, the mean and largest absolute log-prob
 difference of a sampled token and the estimate of KL(engine || trainer), as `objective/logprob_mismatch` and `objective/kl_engine` log them, and what
 replay leaves of each.
@@ -24,8 +24,8 @@ from pivotrl.config.schema import MoeConfig, SamplingConfig
 from pivotrl.rundir import read_jsonl
 
 _FAMILIES = {
-    "qwen3_moe": {"num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 4},
-    "nemotron_3": {"n_routed_experts": 16, "num_experts_per_tok": 4, "hybrid_override_pattern": "ME*EME"},
+    "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4, "norm_topk_prob": True},
+    "nemotron_3": {"n_routed_experts": 32, "num_experts_per_tok": 4, "hybrid_override_pattern": "ME*EME"},
 }
 _ENGINE = TransformersEngineConfig(type="transformers", batch_size=64, dtype="bfloat16", enable_return_routed_experts=True)
 _SAMPLING = SamplingConfig(temperature=1.0, max_new_tokens=32, truncated="mask")

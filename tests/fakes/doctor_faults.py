@@ -31,7 +31,6 @@ SETTINGS = [
     Fault("recipe", ("selct.rule=all",), "unknown key selct"),
     Fault("recipe", ("profile.num_samples=1",), "profile.num_samples is 1"),
     Fault("recipe", ("train.num_steps=${nowhere}",), "nowhere"),
-    Fault("recipe", ("moe.router_replay=rollout",), "the engine transformers is not told to return them"),
     Fault("recipe", ("world.nois=1",), "unknown key world.nois"),
     Fault("held-out", ("ingest.held_out_frac=0",), "is 0"),
     Fault("held-out", ("ingest.held_out_frac=1",), "is 1"),

@@ -57,10 +57,10 @@ def following(model: PreTrainedModel, sample: TrainSample) -> Iterator[None]:
                 routes = torch.from_numpy(expert_indices(sample.routed_experts)[:, layer].astype(np.int64))
                 chosen[tokens - 1 - len(routes) : tokens - 1] = routes
             if hasattr(gate, "e_score_correction_bias"):
-                scores = logits.sigmoid().gather(1, chosen)
-                return logits, scores / scores.sum(-1, keepdim=True) * gate.routed_scaling_factor, chosen
-            scores = logits.gather(1, chosen)
-            return logits, scores.softmax(-1), chosen
+                scores, scale = logits.sigmoid().gather(1, chosen), gate.routed_scaling_factor
+            else:
+                scores, scale = logits.softmax(-1).gather(1, chosen), 1.0
+            return logits, scale * (scores / scores.sum(-1, keepdim=True) if gate.norm_topk_prob else scores), chosen
 
         handles.append(gate.register_forward_hook(follow))
     yield

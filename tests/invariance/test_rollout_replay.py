@@ -35,7 +35,7 @@ _VPP, _SEQUENCE = "virtual_pipeline_model_parallel_size", {_TP: 2, "sequence_par
 _MODES: tuple[Batching, ...] = ("padded", "packed", "shared_prefix")
 # Name in the fakes, settings, layers with experts. Each pipeline stage of a hybrid has one.
 _FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "qwen": ("qwen3_moe", {"num_hidden_layers": 4}, 4),
+    "qwen": ("qwen3_moe", {"num_hidden_layers": 4, "norm_topk_prob": True}, 4),
     "nemotron": ("nemotron_3", {"hybrid_override_pattern": "E*EM", "n_group": 2, "topk_group": 1}, 2),
 }
 _LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -207,6 +207,35 @@ def test_a_frozen_router_gets_no_gradient_and_a_followed_one_does(models: dict[s
     one_step(trainer, step_samples())
     after = dict(trainer.named_tensors())
     assert all(not torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3_moe", {"norm_topk_prob": True}), ("qwen3_moe", {"norm_topk_prob": False}), ("nemotron_3", {"n_group": 2, "topk_group": 1})],
+    ids=["softmax over the chosen", "softmax over all", "sigmoid with bias and groups"],
+)
+def test_probabilities_are_what_the_router_gives_these_experts(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Read off the trainer's routers, and computed from their inputs and weights; bias and groups, which decide choices, do not enter."""
+    trainer = replaying_trainer(str(save_model(tmp_path, family, **settings)), ParallelConfig())
+    sample = step_samples(2)[-1]
+    assert sample.routed_experts is not None
+    seen: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    for module in (module for chunk in trainer._policy for name, module in chunk.named_modules() if name.endswith("mlp.router")):
+        module.register_forward_hook(lambda router, inputs, output: seen.append((router, inputs[0].flatten(0, 1), output[0])))
+    trainer.token_logprobs(micro_batches([sample], "padded"), temperature=1.0)
+    assert len(seen) == 2
+    chosen_T_L_K = torch.from_numpy(expert_indices(sample.routed_experts).astype(np.int64))
+    for layer, (router, inputs_T_H, found_T_E) in enumerate(seen):
+        chosen_T_K = chosen_T_L_K[:, layer]
+        logits = inputs_T_H[:-1] @ router.weight.T
+        if family == "nemotron_3":
+            scores = logits.sigmoid().gather(1, chosen_T_K)
+            expected = 2.5 * scores / scores.sum(1, keepdim=True)
+        elif settings["norm_topk_prob"]:
+            expected = logits.gather(1, chosen_T_K).softmax(1)
+        else:
+            expected = logits.softmax(1).gather(1, chosen_T_K)
+        torch.testing.assert_close(found_T_E[:-1], torch.zeros_like(logits).scatter(1, chosen_T_K, expected), atol=1e-6, rtol=1e-5)
 
 
 def test_an_episodes_turn_is_followed_as_it_was_sampled(models: dict[str, str]) -> None:

@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("hf"), "qwen3_moe", num_experts=16, num_experts_per_tok=4, num_hidden_layers=4)
+    return save_tiny(tmp_path_factory.mktemp("hf"), "qwen3_moe", num_experts=32, num_experts_per_tok=4, num_hidden_layers=4, norm_topk_prob=True)
 
 
 @pytest.mark.slow
@@ -49,12 +49,12 @@ def test_following_the_engines_routes_lowers_the_mismatch(tmp_path: Path, hf_dir
     modes: tuple[Literal["none", "rollout"], ...] = ("none", "rollout")
     for replay in modes:
         sampling = SamplingConfig(temperature=0.8, max_new_tokens=20, truncated="mask")
-        settings = tiny_config(num_steps=2, group_size=8, batching=batching, updates_per_rollout=2, kl={"beta": 0.05})
+        settings = tiny_config(num_steps=2, group_size=16, batching=batching, updates_per_rollout=2, kl={"beta": 0.05})
         run_tiny(tmp_path / replay, hf_dir, settings, engine=ENGINE, moe=MoeConfig(router_replay=replay), sampling=sampling)
         row = next(iter(read_jsonl(tmp_path / replay / "metrics.jsonl")))
         mismatch[replay] = row["objective/logprob_mismatch/mean"], row["objective/logprob_mismatch/max"]
         assert row.get("optim/routes_replayed/frac") == (1.0 if replay == "rollout" else None)
-    assert mismatch["rollout"][0] < 0.8 * mismatch["none"][0]
+    assert mismatch["rollout"][0] < 0.9 * mismatch["none"][0]
     assert mismatch["rollout"][1] < 0.8 * mismatch["none"][1]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fakes.tiny_llama import save_tiny_llama
 from fakes.trainer_batches import VOCAB, hf_model, save_model
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from pivotrl.config.engines import TransformersEngineConfig
@@ -114,11 +115,11 @@ def test_a_sample_of_one_token_has_routes_of_its_prompt_alone() -> None:
     assert {sample.routed_experts.completion for samples in results for sample in samples if sample.routed_experts is not None} == {b""}
 
 
-def test_new_weights_route_anew() -> None:
+def test_new_weights_route_anew(tmp_path: Path) -> None:
     model, requests = hf_model("qwen3_moe"), requests_of(LENGTHS)
     engine = engine_of(model)
     before = engine.generate(requests)
-    engine.load_weights(hf_model("qwen3_moe", seed=1).state_dict().items(), 1)
+    engine.load_weights(load_file(save_model(tmp_path, "qwen3_moe", seed=1) / "model.safetensors").items(), 1)
     after = engine.generate(requests)
     assert_routes(hf_model("qwen3_moe", seed=1), requests, after)
     assert all(one[0].routed_experts != other[0].routed_experts for one, other in zip(before, after, strict=True))
