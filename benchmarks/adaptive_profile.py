@@ -1,6 +1,7 @@
 """Adaptive K against fixed K and against the optimum: rollouts saved and decisions that differ, simulated and on a real profile.
 
-    python benchmarks/adaptive_profile.py [--profile RUN/profile] [--num-samples K] [--lambda-diff D ...] [--risk R] [--num-seeds N]
+    python benchmarks/adaptive_profile.py [--num-candidates N | --profile RUN/profile [--num-samples K]] [--lambda-diff D ...] [--risk R]
+        [--num-seeds N]
 
 Simulated: populations of 20,000 candidates, 71 % of them uninformative at K = 16, mostly solved or mostly failed, a new one for each seed. Real: the
 candidates of a finished profile, for each seed in another order and each candidate's samples in another order; the same drawn with replacement to
@@ -62,12 +63,12 @@ class Played:
     estimated: float
 
 
-def simulated(name: str, generator: np.random.Generator) -> Rewards:
+def simulated(name: str, num_candidates: int, generator: np.random.Generator) -> Rewards:
     """A new population."""
     fails, succeeds, alpha, beta = POPULATIONS[name]
-    draws = generator.random(NUM_CANDIDATES)
-    rates = np.where(draws < fails, 0.0, np.where(draws < fails + succeeds, 1.0, generator.beta(alpha, beta, NUM_CANDIDATES)))
-    return (generator.random((NUM_CANDIDATES, K)) < rates[:, None]).astype(np.int64)
+    draws = generator.random(num_candidates)
+    rates = np.where(draws < fails, 0.0, np.where(draws < fails + succeeds, 1.0, generator.beta(alpha, beta, num_candidates)))
+    return (generator.random((num_candidates, K)) < rates[:, None]).astype(np.int64)
 
 
 def true_successes(name: str) -> Floats:
@@ -156,12 +157,13 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--num-samples", type=int, default=K, help="of a real profile: use the first so many samples")
     parser.add_argument("--lambda-diff", type=Decimal, nargs="+", default=[Decimal("0.6"), Decimal("0.9")])
+    parser.add_argument("--num-candidates", type=int, default=NUM_CANDIDATES, help="of a simulated population")
     parser.add_argument("--risk", type=float, default=0.01)
     parser.add_argument("--num-seeds", type=int, default=20)
     options = parser.parse_args()
     if options.profile is None:
         for name in POPULATIONS:
-            show(name, lambda generator, name=name: simulated(name, generator), true_successes(name), options)
+            show(name, lambda generator, name=name: simulated(name, options.num_candidates, generator), true_successes(name), options)
         return
     columns = read_rows(options.profile / "profiles.parquet", ("rewards", "quarantine_reason"))
     profiled = [row["rewards"] for row in columns if not row["quarantine_reason"]]
