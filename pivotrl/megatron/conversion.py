@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from pivotrl.config.schema import ParallelConfig
 from pivotrl.errors import UserError
@@ -35,7 +34,7 @@ from pivotrl.megatron.untrusted import check_index, weights_only
 from pivotrl.megatron.upstream import PLATFORM, CheckpointingException, dist_checkpointing, parallel_state
 from pivotrl.progress import progress_bar
 from pivotrl.rundir import read_json, write_json
-from pivotrl.weights.time_steps import apply_time_step_limit
+from pivotrl.weights.transformers_model import load_transformers
 
 type Form = Literal["hf", "megatron"]
 
@@ -194,9 +193,8 @@ def _verify(chunks: Sequence[LanguageModel], hf_dir: Path, expected: Mapping[str
 
 @torch.no_grad()
 def _compare_logits(chunks: Sequence[LanguageModel], hf_dir: Path) -> float:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=PLATFORM.parameter_dtype)
-    apply_time_step_limit(loaded)
-    reference = loaded.to(PLATFORM.device).eval()
+    loaded: Any = load_transformers(hf_dir, dtype=PLATFORM.parameter_dtype)
+    reference = loaded.to(PLATFORM.device)
     generator = torch.Generator().manual_seed(derive_seed(0, "convert", "prompts"))
     token_ids = torch.randint(0, reference.config.vocab_size, (_PROMPTS, _PROMPT_TOKENS), generator=generator).to(PLATFORM.device)
     positions = torch.arange(_PROMPT_TOKENS, device=PLATFORM.device).expand_as(token_ids)

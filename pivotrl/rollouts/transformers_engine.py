@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -37,7 +37,7 @@ from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_reques
 from pivotrl.rollouts.expert_capture import ExpertCapture
 from pivotrl.types import Completion
 from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
-from pivotrl.weights.time_steps import apply_time_step_limit
+from pivotrl.weights.transformers_model import load_transformers
 
 # Padded prompt tokens of one prefill pass: bounds its activations to some 100 MB for a 135M model, and is far above what a core needs to be busy.
 _PREFILL_TOKENS = 8192
@@ -64,7 +64,6 @@ class TransformersEngine:
         returns_routes: bool = False,
     ) -> None:
         self._is_recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in _empty_layers(model))
-        apply_time_step_limit(model)
         AttentionInterface.register(_ATTENTION, _grouped_sdpa)
         AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
         model.set_attn_implementation(_ATTENTION)
@@ -92,7 +91,7 @@ class TransformersEngine:
         # A stage shows its own progress; a second bar for a one-second load would tear it apart.
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(checkpoint_dir, dtype=getattr(torch, config.dtype), local_files_only=True)
+            model = load_transformers(checkpoint_dir, dtype=getattr(torch, config.dtype))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{checkpoint_dir} holds no checkpoint that transformers can read ({str(error).splitlines()[0]})",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from pivotrl.config.schema import ParallelConfig
@@ -24,7 +24,7 @@ from pivotrl.training.parity_child import place_in_one_process
 from pivotrl.training.parity_findings import Finding
 from pivotrl.training.protocols import PolicyTrainer
 from pivotrl.types import TrainSample
-from pivotrl.weights.time_steps import apply_time_step_limit
+from pivotrl.weights.transformers_model import load_transformers
 
 # Of the largest value of an output: sums in another order, layer after layer.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -84,10 +84,9 @@ def _layout_fault(
 def load_model(hf_dir: Path) -> tuple[PreTrainedModel, float]:
     """The export in float32, and how far its outputs may lie from those of a trainer in the export's number format."""
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype="auto", local_files_only=True)
-    apply_time_step_limit(model)
+    model = load_transformers(hf_dir, dtype="auto")
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE[torch.bfloat16])
-    return model.float().eval(), tolerance
+    return model.float(), tolerance
 
 
 def first_difference(

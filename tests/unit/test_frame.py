@@ -79,6 +79,20 @@ def test_imports_point_down(path: Path) -> None:
             pytest.fail(f"{path} imports torch")
 
 
+def test_transformers_models_are_loaded_in_one_place() -> None:
+    """What transformers computes otherwise than a checkpoint says is repaired there. The GGUF converter only reads tensors and runs no model."""
+    loading = ("AutoModelForCausalLM", "AutoModel", "pipeline")
+    places = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in _sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers") and any(one.name in loading for one in node.names))
+        or (isinstance(node, ast.Attribute) and node.attr in loading[:2])
+        or (isinstance(node, ast.Attribute) and node.attr == "from_pretrained" and ast.unparse(node.value) not in ("AutoTokenizer", "AutoConfig"))
+    }
+    assert places == {"weights/transformers_model.py", "weights/gguf.py"}
+
+
 def test_the_command_line_imports_nothing_heavy() -> None:
     heavy = ("torch", "pyarrow", "omegaconf", "transformers", "numpy", "matplotlib")
     code = f"import pivotrl.cli, sys; print([name for name in {heavy} if name in sys.modules])"

@@ -143,7 +143,7 @@ def test_a_left_padded_state_would_differ() -> None:
     assert_logprobs(build(hf_model("nemotron_h", use_bias=True)).generate(requests), requests, padded)
 
 
-def test_small_steps_stay_as_they_are() -> None:
+def test_small_steps_stay_as_they_are(tmp_path: Path) -> None:
     """config.json's time_step_limit holds, not the range that steps were initialized in; a model whose range starts at 1e-30 is the oracle."""
     models = [hf_model("nemotron_3"), hf_model("nemotron_3"), hf_model("nemotron_3", time_step_min=1e-30)]
     with torch.no_grad():
@@ -151,9 +151,11 @@ def test_small_steps_stay_as_they_are() -> None:
             for name, parameter in model.named_parameters():
                 if name.endswith("dt_bias"):
                     parameter.fill_(-9.0)
-    engine_model, raised, oracle = models
+    loaded, raised, oracle = models
+    loaded.save_pretrained(tmp_path)
+    config = TransformersEngineConfig(type="transformers", batch_size=32)
     requests = requests_of([40, 64])
-    results = build(engine_model).generate(requests)
+    results = TransformersEngine.load(tmp_path, config, stop_token_ids=(STOP,), pad_token_id=PAD).generate(requests)
     assert_logprobs(results, requests, oracle)
     first = requests[0].prompt_token_ids
     assert (forward_logits(raised, first) - forward_logits(oracle, first)).abs().max() > 1e-3, "raised steps would show"
