@@ -1,15 +1,17 @@
 """What a hand-over of weights to an engine in another process costs through shared memory, part by part, against a plain copy of the bytes.
 
-    python benchmarks/weight_push.py CHECKPOINT [--engine transformers|vllm] [--pushes 3] [--threads 2]
+    python benchmarks/weight_push.py CHECKPOINT [--engine transformers|vllm] [--pushes 3] [--threads 2] [--bucket-bytes N]
 
-Copy: one pass of memcpy over the same bytes into memory that was written before, the best of three. Prints the best push after the first
-(which makes the segments): transfer = copying into shared memory; digest on both sides; load = the engine's own work; probe = 8 sampled tokens,
-scored again by a transformers model in this process in the trainer's place. Bars: transfer at most 3 copies, all of it at most 2 s.
+Plain copy: the same bytes into memory that was written before, by as many threads, alone on the machine, the best of three. The pushes after
+the first (which makes the segments): transfer = copying into shared memory, timed while the replica hashes and loads what came before; digests
+on both sides; load = the engine's own work; probe = 8 tokens sampled by the engine and scored again by a transformers model in this process in
+the trainer's place. Bars: transfer at most 3 copies, all of it at most 2 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,6 +30,18 @@ from pivotrl.weights.push import push
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
 _COPIES, _TOTAL_S = 3.0, 2.0
+_BESIDE = "  beside the sender's work"
+PARTS = (
+    ("plain copy", "plain_s", ""),
+    ("transfer", "copy_s", ""),
+    ("digest, sender", "digest_s", ""),
+    ("digest, replica", "replica_read_s", _BESIDE),
+    ("load, replica", "replica_load_s", _BESIDE),
+    ("hand-over", "pushed_s", "  all of the above"),
+    ("probe, sampling", "sampled_s", ""),
+    ("probe, scoring", "scored_s", ""),
+    ("all", "all_s", f"  bar {_TOTAL_S:g}"),
+)
 
 
 class Scorer:
@@ -35,16 +49,19 @@ class Scorer:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self.seconds = 0.0
 
     def token_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float, reference: bool) -> list[torch.Tensor]:
         """As `PolicyTrainer.token_logprobs`."""
         del reference
+        started_s = time.perf_counter()
         results = []
         for batch in micro_batches:
             with torch.inference_mode():
                 scores = torch.log_softmax(self._model(batch.token_ids_B_T).logits.float() / temperature, dim=-1)
             picked = scores[:, :-1].gather(2, batch.token_ids_B_T[:, 1:, None])[..., 0]
             results.append(torch.nn.functional.pad(picked, (1, 0)) * batch.action_mask_B_T)
+        self.seconds += time.perf_counter() - started_s
         return results
 
 
@@ -55,6 +72,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="vllm")
     parser.add_argument("--pushes", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bucket-bytes", type=int, default=ProcessesPlacement(type="processes").bucket_bytes)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     weights = {name: tensor.clone() for file in sorted(arguments.checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()}
@@ -71,7 +89,7 @@ def main() -> None:
         "pad_token_id": 0,
         "num_threads": arguments.threads,
     }
-    placement = ProcessesPlacement(type="processes")
+    placement = ProcessesPlacement(type="processes", bucket_bytes=arguments.bucket_bytes)
     copy_s = plain_copy_s(weights)
     probe = WeightProbe(range(20, 60), WeightSyncConfig(), temperature=1.0, seed=0)
     with tempfile.TemporaryDirectory() as directory:
@@ -82,22 +100,24 @@ def main() -> None:
             started_s = time.perf_counter()
             report = push(weights.items(), pool, version)
             pushed_s = time.perf_counter() - started_s
-            difference = probe.check(pool, Scorer(model))  # type: ignore[arg-type]
+            scorer = Scorer(model)
+            difference = probe.check(pool, scorer)  # type: ignore[arg-type]
             all_s = time.perf_counter() - started_s
-            rows.append({**pool.last_push, "copy_s": store.copy_s, "store_digest_s": store.digest_s, "pushed_s": pushed_s, "all_s": all_s})
+            probe_s = {"sampled_s": all_s - pushed_s - scorer.seconds, "scored_s": scorer.seconds}
+            rows.append({**pool.last_push, **probe_s, "copy_s": store.copy_s, "pushed_s": pushed_s, "all_s": all_s})
         pool.close()
     # The first one makes the segments and is the engine's first generation.
-    best = min(rows[1:], key=lambda row: row["all_s"])
-    transfer_s = min(row["copy_s"] for row in rows[1:])
-    print(f"{report.num_tensors} tensors, {report.num_bytes / 1e6:.0f} MB, engine {arguments.engine}, {arguments.threads} threads")
-    print(f"plain copy          {copy_s:7.3f} s")
-    print(f"transfer            {transfer_s:7.3f} s  x{transfer_s / copy_s:.2f} of a copy (bar {_COPIES:g})")
-    print(f"digest, sender      {best['store_digest_s']:7.3f} s")
-    for part in ("replica_read_s", "replica_load_s", "replica_digest_s"):
-        print(f"{part.removesuffix('_s').replace('_', ' '):19s} {best[part]:7.3f} s  (overlaps the sender's work)")
-    print(f"hand-over           {best['pushed_s']:7.3f} s")
-    print(f"probe               {best['all_s'] - best['pushed_s']:7.3f} s  mean difference {difference:.1e}")
-    print(f"all                 {best['all_s']:7.3f} s  (bar {_TOTAL_S:g})")
+    rows = rows[1:]
+    print(
+        f"{report.num_tensors} tensors, {report.num_bytes / 1e6:.0f} MB, engine {arguments.engine}, {arguments.threads} threads, {len(rows)} pushes"
+    )
+    print(f"{'':22s}  best   median, s")
+    for label, part, note in PARTS:
+        values = [copy_s] if part == "plain_s" else [row[part] for row in rows]
+        best, median = min(values), statistics.median(values)
+        ratio = f"  x{best / copy_s:.2f}, x{median / copy_s:.2f} of a plain copy; bar x{_COPIES:g}" if part == "copy_s" else ""
+        print(f"{label:20s} {best:7.3f} {median:7.3f}{ratio}{note}")
+    print(f"log-probs of the probe differ by {difference:.1e} in the mean")
 
 
 def plain_copy_s(weights: dict[str, torch.Tensor]) -> float:

@@ -23,6 +23,9 @@ from pivotrl.rundir import atomic_write
 
 KEY, ADDRESS = "authkey", "address"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+# Memory that glibc's malloc got is kept and used again, in huge pages. By default every large tensor is mapped anew, and asking the system for
+# its pages costs several times what is done with them: a new set of weights took twice as long.
+_KEEP_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.hugetlb=1"
 # How often a starting process is looked at, seconds.
 _LOOK_EVERY_S = 0.5
 _END_S = 10.0
@@ -116,6 +119,8 @@ class LocalLauncher:
         environment["OMP_NUM_THREADS"] = str(self._num_threads)
         if self._devices:
             environment["CUDA_VISIBLE_DEVICES"] = self._devices[place]
+        else:
+            environment.setdefault("GLIBC_TUNABLES", _KEEP_MEMORY)
         command = [self._python, "-m", "pivotrl.verbs.engine", str(self._door.address), str(self._directory / KEY), str(place)]
         # A session of its own: an interrupt at the terminal is the trainer's to handle.
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -28,7 +28,7 @@ from pivotrl.rollouts.launchers import Launcher
 from pivotrl.rollouts.wire import Arrival, PeerLost, completions_of, hang_up, receive, request_rows, send
 from pivotrl.types import Completion
 from pivotrl.weights.buckets import Bucket, WeightStore, bucketed
-from pivotrl.weights.manifest import WeightCensus, check_stream, first_difference
+from pivotrl.weights.manifest import SentStream, WeightCensus, check_stream, first_difference
 
 if TYPE_CHECKING:
     import torch
@@ -126,14 +126,15 @@ class EnginePool:
             started_s = time.perf_counter()
             self._kept, self._sent = None, None
             self._was_pushed = self._is_partial = True
-            sent, sending_s = self._send_all(named_tensors, version)
+            stream = named_tensors if isinstance(named_tensors, SentStream) else SentStream(named_tensors)
+            sent, put_s = self._send_all(stream, version)
             self._version, self._sent = version, sent
             reports = _at_once(self._finish_load, list(self._replicas))
             self._fill()
             self._is_partial = False
             parts = [report for report in reports if report is not None]
             slowest = {f"replica_{part}": max((report[part] for report in parts), default=0.0) for part in ("read_s", "load_s", "digest_s")}
-            self.last_push = {"send_s": sending_s, **slowest, "total_s": time.perf_counter() - started_s}
+            self.last_push = {"digest_s": stream.digest_s, "put_s": put_s, **slowest, "total_s": time.perf_counter() - started_s}
 
     def weight_digests(self) -> Mapping[str, str]:
         """What the replicas hold; `load_weights` has seen that all hold the same."""
@@ -230,23 +231,23 @@ class EnginePool:
             send(connection, {"op": "bucket", **bucket.as_dict()})
         self._check_digests(replica, replica.ask({"op": "end"}, self._placement.start_deadline_s))
 
-    def _send_all(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[dict[str, str], float]:
+    def _send_all(self, stream: SentStream, version: int) -> tuple[dict[str, str], float]:
         """Announces every bucket to every replica as soon as its bytes lie in the store.
 
         Returns:
-            digest by name of all that was sent, and the seconds spent copying and digesting.
+            digest by name of all that was sent, and the seconds spent putting it into the store.
         """
         sent: dict[str, str] = {}
         buckets: list[Bucket] = []
-        sending_s = 0.0
-        checked = named_tensors if self._census is None else check_stream(named_tensors, self._census)
+        put_s = 0.0
+        checked = stream if self._census is None else check_stream(stream, self._census)
         self._announce(version)
         self._store.begin(version)
         try:
             for tensors in bucketed(checked, self._placement.bucket_bytes):
                 started_s = time.perf_counter()
-                bucket = self._store.put(tensors)
-                sending_s += time.perf_counter() - started_s
+                bucket = self._store.put([(stream.records[name], tensor) for name, tensor in tensors])
+                put_s += time.perf_counter() - started_s
                 buckets.append(bucket)
                 sent |= {record.name: record.digest for record in bucket.records}
                 self._tell_all({"op": "bucket", **bucket.as_dict()})
@@ -257,7 +258,7 @@ class EnginePool:
             raise
         self._store.finish()
         self._kept = buckets if self._store.is_kept else None
-        return sent, sending_s
+        return sent, put_s
 
     def _finish_load(self, place: int) -> Mapping[str, float] | None:
         replica = self._replicas[place]

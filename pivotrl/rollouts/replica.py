@@ -19,6 +19,7 @@ from pivotrl.weights import filesystem, shared_memory
 from pivotrl.weights.broadcast import KIND as BROADCAST
 from pivotrl.weights.broadcast import Member
 from pivotrl.weights.buckets import Bucket, Reader, read_bucket
+from pivotrl.weights.manifest import TensorRecord, VerifiedStream
 from pivotrl.weights.push import HasCensus
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _load(connection: Connection, engine: Engine, message: Mapping[str, Any], me
         member.join(message["invitation"])
     started_s = time.perf_counter()
     try:
-        engine.load_weights(incoming.tensors(), message["version"])
+        engine.load_weights(VerifiedStream(incoming.tensors()), message["version"])
     finally:
         incoming.drain()
     load_s = time.perf_counter() - started_s - incoming.waited_s - incoming.read_s
@@ -106,15 +107,13 @@ class _Incoming:
         self._is_over = False
         self.waited_s = self.read_s = 0.0
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors, each checked against its record."""
+    def tensors(self) -> Iterator[tuple[TensorRecord, torch.Tensor]]:
+        """All tensors, each checked against its record, bytes included."""
         while (bucket := self._next()) is not None:
             started_s = time.perf_counter()
-            for name, tensor in read_bucket(bucket, self._readers):
-                self.read_s += time.perf_counter() - started_s
-                yield name, tensor
-                started_s = time.perf_counter()
+            verified = read_bucket(bucket, self._readers)
             self.read_s += time.perf_counter() - started_s
+            yield from verified
 
     def drain(self) -> None:
         """Reads on to the end of the hand-over, so that the next message is a request again."""

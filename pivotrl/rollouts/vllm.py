@@ -30,7 +30,7 @@ from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_reques
 from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
 from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
-from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
+from pivotrl.weights.manifest import TensorSpec, VerifiedStream, WeightCensus, check_stream, tensor_digest
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -167,12 +167,16 @@ class VllmEngine:
         """Replaces all weights in place, repacks what vLLM packed, and empties the prefix cache; see `Engine.load_weights`."""
         self._is_partial = True
         digests: dict[str, str] = {}
-        stream = _digested(check_stream(named_tensors, self._census), digests)
+        stream = check_stream(named_tensors, self._census)
+        if not isinstance(named_tensors, VerifiedStream):
+            stream = _digested(stream, digests)
         self._reload(stream)
         for name, _ in stream:
             raise RuntimeError(f"vLLM stopped reading before tensor {name!r}")
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a weight update: requests are still running")
+        if isinstance(named_tensors, VerifiedStream):
+            digests = {name: digest for name, digest in named_tensors.digests.items() if name in self._census.tensors}
         self._is_partial = False
         self._policy_version, self._digests = version, digests
 
@@ -186,6 +190,8 @@ class VllmEngine:
         """Gives vLLM all tensors, then repairs what a CPU leaves stale. Several workers read them from files, since they are other processes."""
         from vllm.platforms import current_platform
 
+        if current_platform.is_cpu():
+            self._llm.apply_model(_drop_packed_embedding)
         if self._llm.llm_engine.vllm_config.parallel_config.world_size == 1:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         else:
@@ -334,15 +340,33 @@ def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
     return WeightCensus({name: spec for name, spec in tensors.items() if name != "lm_head.weight"}, {"lm_head.weight": embedding})
 
 
-def _repack(model: Any) -> None:
-    """Repairs what a reload leaves stale on a CPU (see the head of this file); runs inside vLLM's worker."""
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+def _tied_pair(model: Any) -> tuple[Any, Any] | None:
+    """A tied head and its embedding, where they are two layers."""
+    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    is_pair = model.config.tie_word_embeddings and head is not None and embedding is not None and head is not embedding
+    return (head, embedding) if is_pair else None
 
+
+def _drop_packed_embedding(model: Any) -> None:
+    """Forgets the embedding's packed copy before a reload, so that one found after it was made by it."""
+    if (pair := _tied_pair(model)) is not None:
+        vars(pair[1]).pop("cpu_linear", None)
+
+
+def _repack(model: Any) -> None:
+    """Repairs what a reload leaves stale on a CPU (see the head of this file); runs inside vLLM's worker.
+
+    A tied head takes the packed copy that the reload made of the embedding: nothing else uses it, and to pack the largest matrix again is slow.
+
+    Raises:
+        RuntimeError: where the reload did not pack the embedding.
+    """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None and hasattr(layer, "w13_weight"):
             kernel.fused_experts.process_weights_after_loading(layer)
-    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-    if model.config.tie_word_embeddings and head is not None and embedding is not None and head is not embedding:
-        head.weight = embedding.weight
-        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+    if (pair := _tied_pair(model)) is not None:
+        head, embedding = pair
+        if "cpu_linear" not in vars(embedding):
+            raise RuntimeError("vLLM no longer packs the embedding when weights are reloaded: a tied head would keep the old one")
+        head.weight, head.cpu_linear = embedding.weight, embedding.cpu_linear

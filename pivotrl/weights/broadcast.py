@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroup
 
 from pivotrl.weights.buckets import Bucket, aligned_places
-from pivotrl.weights.manifest import dtype_named, tensor_record
+from pivotrl.weights.manifest import TensorRecord, dtype_named
 
 KIND = "broadcast"
 _TIMEOUT = timedelta(minutes=10)
@@ -54,13 +54,13 @@ class BroadcastStore:
         if self._group is None and self._members:
             self._group = _make_group(self._rendezvous, 0, len(self._members) + 1)
 
-    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+    def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
         """Lays the tensors one after the other on the device."""
         offsets, size = aligned_places([tensor.nbytes for _, tensor in tensors])
         self._bytes = torch.empty(size, dtype=torch.uint8, device=_device())
         for (_, tensor), offset in zip(tensors, offsets, strict=True):
             _view(self._bytes, tensor.dtype, tuple(tensor.shape), offset).copy_(tensor)
-        return Bucket(KIND, "", tuple(tensor_record(name, tensor) for name, tensor in tensors), tuple(offsets))
+        return Bucket(KIND, "", tuple(record for record, _ in tensors), tuple(offsets))
 
     def deliver(self) -> None:
         """Broadcasts the bucket that was put last; the members have been told of it."""

@@ -65,8 +65,8 @@ class WeightStore(Protocol):
         """Starts a hand-over; what the one before left may be overwritten from here on."""
         ...
 
-    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
-        """Copies tensors and describes where they lie."""
+    def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
+        """Copies tensors and describes where they lie, under the records of what they were copied from."""
         ...
 
     def deliver(self) -> None:
@@ -119,8 +119,8 @@ class Reader(Protocol):
     def __call__(self, bucket: Bucket) -> Iterator[torch.Tensor]: ...
 
 
-def read_bucket(bucket: Bucket, readers: Mapping[str, Reader]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a bucket, each checked against its record. They may be views of memory that the next hand-over overwrites.
+def read_bucket(bucket: Bucket, readers: Mapping[str, Reader]) -> list[tuple[TensorRecord, torch.Tensor]]:
+    """The tensors of a bucket, each checked against its record, bytes included. They may be views of memory that the next hand-over overwrites.
 
     Args:
         readers: by kind of bucket.
@@ -130,10 +130,13 @@ def read_bucket(bucket: Bucket, readers: Mapping[str, Reader]) -> Iterator[tuple
     """
     if bucket.kind not in readers:
         raise ValueError(f"a bucket of kind {bucket.kind!r}; this version reads {', '.join(readers)}")
-    for record, tensor in zip(bucket.records, readers[bucket.kind](bucket), strict=True):
+    # The whole bucket before its first tensor goes on: engines load with threads of their own, which compete with those that hash while both
+    # take turns.
+    verified = list(zip(bucket.records, readers[bucket.kind](bucket), strict=True))
+    for record, tensor in verified:
         found = (tuple(tensor.shape), dtype_name(tensor.dtype))
         if found != (record.shape, record.dtype):
             raise ValueError(f"tensor {record.name!r} arrived as {found[1]} {found[0]}, announced as {record.dtype} {record.shape}")
         if tensor_digest(tensor) != record.digest:
             raise ValueError(f"tensor {record.name!r} arrived with other bytes than were sent (digest differs)")
-        yield record.name, tensor
+    return verified

@@ -17,7 +17,7 @@ import torch
 
 from pivotrl.rundir import write_json
 from pivotrl.weights.buckets import Bucket, bucketed
-from pivotrl.weights.manifest import WeightCensus, tensor_digest, tensor_record
+from pivotrl.weights.manifest import TensorRecord, WeightCensus, tensor_digest
 
 KIND = "file"
 COMPLETE = "_COMPLETE"
@@ -47,11 +47,11 @@ class FilesystemStore:
         self._version.mkdir(parents=True)
         self._buckets = []
 
-    def put(self, tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+    def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
         """Writes one shard."""
         path = self._version / f"{len(self._buckets):05d}.safetensors"
-        _write(path, tensors)
-        self._buckets.append(Bucket(KIND, str(path), tuple(tensor_record(name, tensor) for name, tensor in tensors), ()))
+        _write(path, [(record.name, tensor) for record, tensor in tensors])
+        self._buckets.append(Bucket(KIND, str(path), tuple(record for record, _ in tensors), ()))
         return self._buckets[-1]
 
     def deliver(self) -> None:

@@ -6,6 +6,7 @@ Used by the engines (`check_stream`) and by the senders (`Manifest`). Names are 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,43 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 def tensor_record(name: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of one tensor; reads its bytes once."""
     return TensorRecord(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.nbytes, tensor_digest(tensor))
+
+
+class SentStream(Iterator[tuple[str, torch.Tensor]]):
+    """Pairs of name and tensor on their way to an engine, each hashed once, as it passes.
+
+    Whoever hands them on takes the digests from here: what arrives is then compared with what the sender held, copies on the way included.
+    """
+
+    def __init__(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._named_tensors = iter(named_tensors)
+        self.records: dict[str, TensorRecord] = {}
+        """Of the tensors that have passed; of a repeated name the last."""
+        self.digest_s = 0.0
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        name, tensor = next(self._named_tensors)
+        started_s = time.perf_counter()
+        self.records[name] = tensor_record(name, tensor)
+        self.digest_s += time.perf_counter() - started_s
+        return name, tensor
+
+
+class VerifiedStream(Iterator[tuple[str, torch.Tensor]]):
+    """Pairs of name and tensor whose bytes were hashed in this process, after they arrived, and found to be those that were announced.
+
+    An engine that gets one may take its digests of what it received from here.
+    """
+
+    def __init__(self, verified: Iterable[tuple[TensorRecord, torch.Tensor]]) -> None:
+        self._verified = iter(verified)
+        self.digests: dict[str, str] = {}
+        """By name, of the tensors that have passed."""
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        record, tensor = next(self._verified)
+        self.digests[record.name] = record.digest
+        return record.name, tensor
 
 
 def first_difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str | None:

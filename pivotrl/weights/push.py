@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from pivotrl.rollouts.engine import Engine
-from pivotrl.weights.manifest import Manifest, TensorRecord, TensorSpec, WeightCensus, first_difference, loses_precision, tensor_record
+from pivotrl.weights.manifest import Manifest, SentStream, TensorSpec, WeightCensus, first_difference, loses_precision
 
 
 @runtime_checkable
@@ -48,30 +48,28 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
         RuntimeError: where the engine left tensors unread, does not state the new version, or holds other bytes than were sent.
     """
     census = engine.weight_census() if isinstance(engine, HasCensus) else None
-    records: list[TensorRecord] = []
     rounded: list[str] = []
 
-    def recorded() -> Iterator[tuple[str, torch.Tensor]]:
+    def in_engine_type() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in named_tensors:
             sent = _to_engine_type(tensor, census.spec(name) if census else None)
             if sent is not tensor:
                 rounded.append(name)
-            records.append(tensor_record(name, sent))
             yield name, sent
 
-    stream = recorded()
+    stream = SentStream(in_engine_type())
     engine.load_weights(stream, version)
     if (unread := next(stream, None)) is not None:
         raise RuntimeError(f"the engine stopped reading before tensor {unread[0]!r}: its weights are a mixture of two policies")
     if engine.policy_version != version:
         raise RuntimeError(f"the engine states policy version {engine.policy_version} after a push of version {version}")
-    manifest = Manifest(tuple(records))
-    if census and (missing := sorted(census.tensors.keys() - {record.name for record in records})):
+    manifest = Manifest(tuple(stream.records.values()))
+    if census and (missing := sorted(census.tensors.keys() - stream.records.keys())):
         raise RuntimeError(f"the engine accepted weights without {missing[0]!r} ({len(missing)} missing)")
-    sent = {record.name: record.digest for record in records if census is None or record.name in census.tensors}
+    sent = {name: record.digest for name, record in stream.records.items() if census is None or name in census.tensors}
     if census and (difference := first_difference(sent, engine.weight_digests())):
         raise RuntimeError(f"after a push of version {version}, {difference}; the engine must not be used")
-    return SyncReport(version, len(records), manifest.num_bytes, manifest.digest, len(rounded))
+    return SyncReport(version, len(manifest.tensors), manifest.num_bytes, manifest.digest, len(rounded))
 
 
 def _to_engine_type(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:

@@ -33,7 +33,9 @@ from pivotrl.rollouts.wire import PeerLost, completion_rows, completions_of, han
 from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.verbs.engine import run_engine
 from pivotrl.weights.broadcast import BroadcastStore
+from pivotrl.weights.buckets import Bucket
 from pivotrl.weights.filesystem import FilesystemStore
+from pivotrl.weights.manifest import TensorRecord, tensor_record
 from pivotrl.weights.push import push
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
@@ -125,6 +127,32 @@ def test_a_replica_killed_during_a_hand_over_is_rebuilt_from_it(pool: EnginePool
     assert pool.policy_version == 6
 
 
+def test_bytes_that_change_between_the_processes_stop_the_hand_over(pool: EnginePool, oracle: TransformersEngine) -> None:
+    weights = named_weights(tiny_llama(seed=3))
+    store = pool._store
+
+    class Spoiled(SharedMemoryStore):
+        def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
+            return super().put([(record, tensor + 1 if record.name == "model.norm.weight" else tensor) for record, tensor in tensors])
+
+    pool._store = Spoiled()
+    with pytest.raises(ValueError, match=r"'model.norm.weight' arrived with other bytes than were sent"):
+        push(weights, pool, 7)
+    with pytest.raises(RuntimeError, match="partial weights"):
+        pool.generate(REQUESTS)
+    pool._store.close()
+    pool._store = store
+    for engine in (pool, oracle):
+        push(weights, engine, 8)
+    assert tokens(pool.generate(REQUESTS)) == tokens(oracle.generate(REQUESTS))
+
+
+def test_an_engine_keeps_its_memory_unless_the_user_says_otherwise(pool: EnginePool) -> None:
+    environment = Path(f"/proc/{pool._launcher.process_id(0)}/environ").read_bytes().split(b"\0")  # type: ignore[attr-defined]
+    (tunables,) = [value for value in environment if value.startswith(b"GLIBC_TUNABLES=")]
+    assert os.environ.get("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0").encode() in tunables
+
+
 def test_weights_are_broadcast_and_a_lost_replica_waits_for_the_next_hand_over(tmp_path: Path, checkpoint: Path) -> None:
     """Over gloo, where a GPU has NCCL: two engines in threads, small buckets; then one leaves and the group is made anew."""
     launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=60, bucket_bytes=20_000, transfer="nccl", max_retries=0)
@@ -149,7 +177,8 @@ def test_weights_are_broadcast_and_a_lost_replica_waits_for_the_next_hand_over(t
 def test_shared_memory_is_freed(checkpoint: Path) -> None:
     store = SharedMemoryStore()
     store.begin(1)
-    bucket = store.put([("w", torch.arange(3.0))])
+    tensor = torch.arange(3.0)
+    bucket = store.put([(tensor_record("w", tensor), tensor)])
     assert (Path("/dev/shm") / bucket.location).exists()
     store.close()
     assert not (Path("/dev/shm") / bucket.location).exists()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.conversion import Request, convert
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.vllm import VllmEngine, checkpoint_census
+from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _repack, checkpoint_census
+from pivotrl.weights.manifest import VerifiedStream, tensor_digest, tensor_record
 
 CONFIG = VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8)
 REQUESTS = [GenerationRequest(tuple(range(5, 5 + length)), (11, 12, 13), 0.8, 20) for length in (4, 40, 17)]
@@ -41,6 +43,20 @@ def file_weights(directory: Path, seed: int) -> list[tuple[str, torch.Tensor]]:
     return list(load_file(directory / "model.safetensors").items())
 
 
+def test_a_tied_head_takes_the_packed_copy_of_this_reload_and_no_older_one() -> None:
+    """Two layers of vLLM's form; a version that stopped packing the embedding must be noticed before it samples from an old head."""
+    embedding, head = SimpleNamespace(weight=torch.ones(3, 2), cpu_linear=lambda: "old"), SimpleNamespace(cpu_linear=lambda: "older")
+    config = SimpleNamespace(tie_word_embeddings=True)
+    model = SimpleNamespace(config=config, model=SimpleNamespace(embed_tokens=embedding), lm_head=head, modules=list)
+    _drop_packed_embedding(model)
+    with pytest.raises(RuntimeError, match="no longer packs the embedding"):
+        _repack(model)
+    embedding.cpu_linear = lambda: "new"
+    _repack(model)
+    assert head.cpu_linear() == "new"
+    assert head.weight is embedding.weight
+
+
 @pytest.mark.slow
 def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path) -> None:
     tiny_mixture(seed=0).save_pretrained(tmp_path / "start")
@@ -51,12 +67,20 @@ def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path)
     engine = VllmEngine.load(tmp_path / "start", CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
     assert largest_error(engine, 0) < 1e-4
     for seed, weights in updates.items():
+        digests = {name: tensor_digest(tensor) for name, tensor in weights}
         engine.load_weights(weights, seed)
         assert largest_error(engine, seed) < 1e-4
         # The sender's tensors are its own: an optimizer step in place must not reach the engine.
         for _, tensor in weights:
             tensor.zero_()
         assert largest_error(engine, seed) < 1e-4
+    assert engine.weight_digests() == digests
+    # What a replica's process has hashed on arrival is not hashed again.
+    arrived = file_weights(tmp_path / "3", 3)
+    records = [replace(tensor_record(name, tensor), digest=f"seen {name}") for name, tensor in arrived]
+    engine.load_weights(VerifiedStream(zip(records, (tensor for _, tensor in arrived), strict=True)), 3)
+    assert largest_error(engine, 3) < 1e-4
+    assert engine.weight_digests() == {name: f"seen {name}" for name in digests}
     assert torch.equal(torch.get_rng_state(), random_state)
     assert torch.get_num_threads() == num_threads
     engine._llm.llm_engine.step = lambda: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pivotrl.weights import filesystem, shared_memory
 from pivotrl.weights.broadcast import BroadcastStore, Member
 from pivotrl.weights.buckets import Bucket, WeightStore, bucketed, read_bucket
 from pivotrl.weights.filesystem import COMPLETE, FilesystemStore
+from pivotrl.weights.manifest import SentStream, TensorRecord, VerifiedStream, tensor_record
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
 READERS = {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read}
@@ -26,6 +27,10 @@ TENSORS = [
     ("odd", torch.arange(7, dtype=torch.bfloat16)),
     ("matrix", torch.arange(15.0).reshape(3, 5).t()),
 ]
+
+
+def recorded(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[TensorRecord, torch.Tensor]]:
+    return [(tensor_record(name, tensor), tensor) for name, tensor in tensors]
 
 
 @pytest.fixture(params=["shared_memory", "filesystem"])
@@ -47,12 +52,17 @@ def test_runs_are_in_order_and_only_a_single_tensor_exceeds_the_limit(sizes: lis
         assert index + 1 == len(runs) or size + runs[index + 1][0][1].nbytes > limit
 
 
-def test_what_was_put_is_read_bit_for_bit_and_survives_a_round_trip_of_its_description(store: WeightStore) -> None:
+@pytest.mark.parametrize("piece_bytes", [8, 8 << 20])
+def test_what_was_put_is_read_bit_for_bit_and_survives_a_round_trip_of_its_description(
+    store: WeightStore, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """Shared memory is filled in pieces by several threads; here some tensors are many pieces."""
+    monkeypatch.setattr(shared_memory, "_PIECE_BYTES", piece_bytes)
     for version in (1, 2):
         store.begin(version)
-        buckets = [store.put(TENSORS[:2]), store.put([(name, tensor + version) for name, tensor in TENSORS[2:]])]
+        buckets = [store.put(recorded(TENSORS[:2])), store.put(recorded([(name, tensor + version) for name, tensor in TENSORS[2:]]))]
         store.finish()
-    read = dict(pair for bucket in buckets for pair in read_bucket(Bucket.of(bucket.as_dict()), READERS))
+    read = {record.name: tensor for bucket in buckets for record, tensor in read_bucket(Bucket.of(bucket.as_dict()), READERS)}
     for name, tensor in [*TENSORS[:2], *((name, tensor + 2) for name, tensor in TENSORS[2:])]:
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor), name
@@ -70,21 +80,31 @@ SPOILED: dict[str, tuple[Callable[[Bucket], Bucket], str]] = {
 def test_a_spoiled_hand_over_is_refused_by_name(store: WeightStore, case: str) -> None:
     spoil, message = SPOILED[case]
     store.begin(1)
-    bucket = spoil(store.put(TENSORS))
+    bucket = spoil(store.put(recorded(TENSORS)))
     with pytest.raises(ValueError, match=message):
-        list(read_bucket(bucket, READERS))
+        read_bucket(bucket, READERS)
 
 
 def test_bytes_overwritten_in_memory_are_noticed() -> None:
     """A bucket of an older hand-over, read after the next one began."""
     store = SharedMemoryStore()
     store.begin(1)
-    old = store.put([("w", torch.ones(3))])
+    old = store.put(recorded([("w", torch.ones(3))]))
     store.begin(2)
-    store.put([("w", torch.full((3,), 2.0))])
+    store.put(recorded([("w", torch.full((3,), 2.0))]))
     with pytest.raises(ValueError, match="'w' arrived with other bytes than were sent"):
-        list(read_bucket(old, READERS))
+        read_bucket(old, READERS)
     store.close()
+
+
+def test_a_tensor_that_changes_on_the_way_into_the_store_is_refused(store: WeightStore) -> None:
+    """The digest is that of the sender's own tensor, so the copy is checked as well."""
+    sent = SentStream([("w", torch.ones(3))])
+    ((name, tensor),) = list(sent)
+    store.begin(1)
+    bucket = store.put([(sent.records[name], tensor * 2)])
+    with pytest.raises(ValueError, match="'w' arrived with other bytes than were sent"):
+        read_bucket(bucket, READERS)
 
 
 def test_a_description_of_another_form_is_refused() -> None:
@@ -96,7 +116,7 @@ def test_files_of_older_versions_go_once_a_new_one_is_complete(tmp_path: Path) -
     store = FilesystemStore(tmp_path)
     for version in (3, 4):
         store.begin(version)
-        store.put(TENSORS)
+        store.put(recorded(TENSORS))
         assert not (tmp_path / f"v{version}" / COMPLETE).exists()
         store.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["v4"]
@@ -114,13 +134,13 @@ def test_a_broadcast_reaches_every_member() -> None:
         member = Member()
         member.join(invitations[index])
         ready.wait(60)
-        received[index] = dict(read_bucket(buckets[0], {"broadcast": member.read}))
+        received[index] = dict(VerifiedStream(read_bucket(buckets[0], {"broadcast": member.read})))
 
     threads = [threading.Thread(target=take_part, args=(index,), daemon=True) for index in range(2)]
     for thread in threads:
         thread.start()
     store.begin(1)
-    buckets.append(store.put(TENSORS))
+    buckets.append(store.put(recorded(TENSORS)))
     ready.set()
     store.deliver()
     for thread in threads:

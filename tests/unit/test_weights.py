@@ -13,7 +13,7 @@ from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_lla
 from pivotrl.config.engines import TransformersEngineConfig
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rollouts.transformers_engine import TransformersEngine
-from pivotrl.weights.manifest import Manifest, TensorSpec, WeightCensus, check_stream, loses_precision, tensor_record
+from pivotrl.weights.manifest import Manifest, SentStream, TensorSpec, WeightCensus, check_stream, loses_precision, tensor_record
 from pivotrl.weights.push import push
 
 CENSUS = WeightCensus({"a": TensorSpec((2,), torch.float32), "b": TensorSpec((3, 1), torch.bfloat16)}, {"head": "a"})
@@ -81,6 +81,14 @@ def test_a_complete_stream_passes_without_its_tied_name() -> None:
 def test_a_stream_that_does_not_fit_the_census_is_refused_by_name(sent: list[tuple[str, torch.Tensor]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(check_stream(sent, CENSUS))
+
+
+def test_a_sent_stream_records_what_has_passed_and_nothing_else() -> None:
+    stream = SentStream(iter(GOOD))
+    assert next(stream) == GOOD[0]
+    assert stream.records == {"a": tensor_record(*GOOD[0])}
+    assert [name for name, _ in stream] == ["b"]
+    assert list(stream.records) == ["a", "b"]
 
 
 def test_push_reports_what_arrived(tmp_path: Path) -> None:
