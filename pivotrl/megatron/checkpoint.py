@@ -59,6 +59,8 @@ class CheckpointRecord:
     """The caller's own position (data, metrics, ledger)."""
     has_expert_optimizer: bool
     """Whether the experts' parameters had an optimizer of their own, as upstream gives them where expert_model_parallel_size > 1."""
+    layout: Mapping[str, int | bool | str]
+    """The processes that wrote it, by axis (`parallel.running_layout`): for people and tests, read in any layout."""
     file_bytes: Mapping[str, int]
     """Size of every file of the state, by name: what a truncated or half-copied checkpoint is told by without reading terabytes."""
 
@@ -170,7 +172,7 @@ def has_expert_optimizer() -> bool:
 
 def _read_record(path: Path) -> CheckpointRecord:
     try:
-        return CheckpointRecord(**read_json(path / _RECORD))
+        return CheckpointRecord(**{"layout": {}, **read_json(path / _RECORD)})
     except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, error) from error
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pivotrl.config.schema import ParallelConfig
 from pivotrl.megatron.layout import check_world, expert_tensor_size
-from pivotrl.megatron.upstream import PLATFORM, model_parallel_cuda_manual_seed, parallel_state
+from pivotrl.megatron.upstream import PLATFORM, TransformerConfig, model_parallel_cuda_manual_seed, parallel_state
 
 
 def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
@@ -51,6 +51,23 @@ def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
     )
     # numpy, which upstream seeds beside torch, takes 32 bits.
     model_parallel_cuda_manual_seed(seed % 2**32)
+
+
+def running_layout(model_config: TransformerConfig) -> dict[str, int | bool | str]:
+    """Sizes of upstream's groups and what the model does with them, as they are rather than as the recipe asks: what a checkpoint records."""
+    return {
+        "processes": dist.get_world_size(),
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "sequence_parallel": model_config.sequence_parallel,
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        "context": parallel_state.get_context_parallel_world_size(),
+        "data": parallel_state.get_data_parallel_world_size(),
+        "expert": parallel_state.get_expert_model_parallel_world_size(),
+        "expert_tensor": parallel_state.get_expert_tensor_parallel_world_size(),
+        "expert_data": parallel_state.get_expert_data_parallel_world_size(),
+        "recompute": model_config.recompute_granularity or "none",
+    }
 
 
 @functools.cache

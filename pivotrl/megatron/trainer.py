@@ -31,7 +31,7 @@ from pivotrl.megatron.layer_outputs import layer_outputs
 from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
 from pivotrl.megatron.measures import StepMeasures, parameter_drift
 from pivotrl.megatron.model import LanguageModel, build_model
-from pivotrl.megatron.parallel import control_group, initialize_parallel
+from pivotrl.megatron.parallel import control_group, initialize_parallel, running_layout
 from pivotrl.megatron.passes import logprob_pass, training_pass
 from pivotrl.megatron.replay import RouterMemory, router_memory
 from pivotrl.megatron.update import PolicyUpdate
@@ -236,7 +236,8 @@ class Trainer:
         """
         update = self._require_update()
         self.finish_saving()
-        record = CheckpointRecord(self._steps_done, self._initial_weights_id, extra, checkpoint.has_expert_optimizer(), file_bytes={})
+        layout = running_layout(self._policy[0].config)
+        record = CheckpointRecord(self._steps_done, self._initial_weights_id, extra, checkpoint.has_expert_optimizer(), layout, file_bytes={})
         self._saving = checkpoint.Saving(path, record, model=self._policy, optimizer=update.optimizer)
         if not update.async_save:
             self.finish_saving()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from fakes.trainer_batches import hf_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from pivotrl.config.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES, TWINS = ROOT / "recipes", ROOT / "tests" / "recipes" / "twins"
 DATA = {"tau2": "tau2.json", "swe": "swe.jsonl", "terminal": "terminal.jsonl", "browsecomp": "browsecomp.jsonl"}
 """Made-up episodes of each domain, in the format of a public source of such."""
+_AXES = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+# The production recipes are written for nodes of this size.
+_GPUS_PER_NODE = 8
 _VOCAB = 512
 _SIZES = {"vocab_size": _VOCAB, "max_position_embeddings": 2048, "hidden_size": 64}
 # As in the models that the recipes are for: which layers there are, and experts that are chosen from.
@@ -36,10 +44,49 @@ def data_file(domain: str) -> Path:
 def write_twin(folder: Path, family: str, domain: str, *, is_sft: bool) -> Path:
     """A recipe folder that extends the production recipe, or its SFT baseline, by the twin's layers and has no word of its own."""
     production = RECIPES / family / domain / "sft" if is_sft else RECIPES / family / domain
-    layers = [production / "recipe.yaml", TWINS / "cpu.yaml", *([TWINS / "sft.yaml"] if is_sft else [])]
+    layers = [production / "recipe.yaml", TWINS / "cpu.yaml", TWINS / "one_process.yaml", *([TWINS / "sft.yaml"] if is_sft else [])]
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(json.dumps({"extends": [str(layer) for layer in layers]}))
     return folder
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelTwin:
+    """A twin that keeps the parallel axes of a file of configs/parallelism, and the engines on nodes of their own."""
+
+    folder: Path
+    layout: Mapping[str, int | bool | str]
+    """What a checkpoint must say of its trainer, all of it reckoned from the production recipe."""
+
+
+def write_parallel_twin(folder: Path, family: str, domain: str, parallelism: str) -> ParallelTwin:
+    """The production recipe with a file of configs/parallelism in place of its own, scaled to the smallest world that shows all axes together.
+
+    Every size above 1 becomes 2: tensor, pipeline, context, data parallel, the copies of an expert, nodes that train, nodes that generate. The
+    experts are then laid out over what their copies leave of a pipeline stage's processes, all of them where there is one copy, as in production.
+    """
+    production_file = RECIPES / family / domain / "recipe.yaml"
+    content = yaml.safe_load(production_file.read_text())
+    bases = [(production_file.parent / base).resolve() for base in content["extends"]]
+    content["extends"] = [str(base.with_stem(parallelism) if base.parent.name == "parallelism" else base) for base in bases]
+    folder.mkdir(parents=True)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(json.dumps(content))
+    production = load_recipe(folder, ("model.path=/checkpoint", "ingest.paths=[/trajectories]")).recipe
+    tp, pp, cp, ep, etp = (getattr(production.parallel, f"{name}_parallel_size") for name in _AXES)
+    world = production.launch.train_nodes * _GPUS_PER_NODE
+    data, copies = world // (tp * pp * cp), world // (pp * ep * etp)
+    tp, pp, cp, etp, data, copies = (min(size, 2) for size in (tp, pp, cp, etp, data, copies))
+    processes = tp * pp * cp * data
+    ep = processes // (pp * etp * copies)
+    sizes = {f"{name}_parallel_size": size for name, size in zip(_AXES, (tp, pp, cp, ep, etp), strict=True)}
+    launch = {"train_nodes": 2, "generation_nodes": 2, "processes_per_node": processes // 2}
+    (folder / "production.yaml").write_text(json.dumps(content))
+    recipe.write_text(json.dumps({"extends": ["production.yaml", str(TWINS / "cpu.yaml")], "parallel": sizes, "launch": launch}))
+    layout = {"processes": processes, "tensor": tp, "pipeline": pp, "virtual_pipeline": 1, "context": cp, "data": data}
+    experts = {"expert": ep, "expert_tensor": etp, "expert_data": copies}
+    kept = {"sequence_parallel": production.parallel.sequence_parallel, "recompute": production.parallel.recompute}
+    return ParallelTwin(folder, {**layout, **experts, **kept})
 
 
 def save_tiny_checkpoint(directory: Path, family: str) -> Path:

@@ -1,21 +1,27 @@
 """The production recipes at a size for a CPU: the same method on a tiny model of the same shape, from made-up episodes to a scored checkpoint.
 
-A twin is the recipe's own file with a layer of hardware, data and sizes above it (twins/cpu.yaml). What the layer may change is listed here; all
+A twin is the recipe's own file with layers of hardware, data and sizes above it (twins/*.yaml). What the layer may change is listed here; all
 else, K, G, lambda_diff, objective, optimizer, age of the policy, the engine's bfloat16, verifier and formats, is the recipe's. One twin per model
 family runs whole, as production does: SFT makes pi_0, PivotRL starts from it. The others are examined as `pivotrl doctor` does.
+
+Those run in one process. A parallel twin keeps the recipe's axes too (fakes/twins.py says how they are scaled): eight processes of `pivotrl train`
+over gloo, two `pivotrl engine` beside them that get the weights by broadcast, in every layout of configs/parallelism. Its oracle is the twin
+in one process.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.forked_commands import Command, run_commands
 from fakes.judge_server import Reply, judge_server
-from fakes.twins import DATA, RECIPES, data_file, save_tiny_checkpoint, write_twin
+from fakes.twins import DATA, RECIPES, ROOT, ParallelTwin, data_file, save_tiny_checkpoint, write_parallel_twin, write_twin
 from safetensors.torch import load_file
 
 from pivotrl import pipeline
@@ -28,6 +34,8 @@ from pivotrl.rundir import read_json, read_jsonl
 FAMILIES = ("qwen3_30b_a3b", "nemotron3_super_120b")
 ALL = [(family, domain) for family in FAMILIES for domain in DATA]
 GIVEN = ("model.path=/checkpoint", "ingest.paths=[/trajectories]")
+# The steps that parallel twins and one process are compared in, at a rate whose steps are long beside the rounding of float32.
+FIRST_STEPS = ("train.num_steps=2", "train.optimizer.lr=1e-4")
 # A section covers its keys.
 HARDWARE = {
     "num_threads",
@@ -41,6 +49,22 @@ HARDWARE = {
     "parallel.context_parallel_size",
     "parallel.expert_model_parallel_size",
 }
+# In a parallel twin every size above 1 stays above 1, and engines, their placement and how weights travel are where production has them.
+PARALLEL_HARDWARE = {
+    "num_threads",
+    # vLLM's GPU settings and tensor parallelism: the engines are transformers on a CPU.
+    "engine",
+    "placement.num_replicas",
+    "launch.train_nodes",
+    "launch.generation_nodes",
+    "launch.processes_per_node",
+    "parallel.tensor_model_parallel_size",
+    "parallel.pipeline_model_parallel_size",
+    "parallel.context_parallel_size",
+    "parallel.expert_model_parallel_size",
+}
+CONTEXTS = {"tau2": "32k", "terminal": "32k", "swe": "128k", "browsecomp": "128k"}
+PARALLELISM = {"qwen3_30b_a3b": "qwen3_30b_a3b", "nemotron3_super_120b": "nemotron3_super"}
 DATA_KEYS = {"ingest.near_duplicate_threshold", "ingest.held_out_frac"}
 SIZES = {
     "render.max_prompt_tokens",
@@ -87,6 +111,38 @@ def test_a_twin_differs_from_its_recipe_in_the_stated_keys_and_no_other(tmp_path
     assert used == stated, "what is stated is changed somewhere"
 
 
+def test_a_parallel_twin_differs_in_the_stated_keys_and_keeps_every_axis(tmp_path: Path) -> None:
+    stated, used = PARALLEL_HARDWARE | DATA_KEYS | SIZES, set[str]()
+    for family, domain in ALL:
+        folder = write_parallel_twin(tmp_path / family / domain, family, domain, f"{PARALLELISM[family]}_{CONTEXTS[domain]}").folder
+        for key in _differences(folder, RECIPES / family / domain):
+            covering = _stated(key, stated)
+            assert covering is not None, f"{family}/{domain}: {key}"
+            used.add(covering)
+        twin, production = (dict(_values(load_recipe(one, GIVEN).recipe.model_dump(mode="json"))) for one in (folder, RECIPES / family / domain))
+        sizes = [key for key in production if re.fullmatch(r"parallel\..*_size", key) or key in ("launch.train_nodes", "launch.generation_nodes")]
+        assert {key: (twin[key] or 1) > 1 for key in sizes} == {key: (production[key] or 1) > 1 for key in sizes}
+    assert used == stated, "what is stated is changed somewhere"
+
+
+@pytest.mark.parametrize("context", ["32k", "128k"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_launch_starts_as_many_processes_as_the_axes_need(
+    family: str, context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    twin = write_parallel_twin(tmp_path / "recipe", family, "tau2", f"{PARALLELISM[family]}_{context}")
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(f"extends: {ROOT / 'launch' / 'clusters' / 'local.yaml'}\nvenv: /shared/venv\n")
+    code, _, errors = cli("launch", twin.folder, "--cluster", cluster, "--run", tmp_path / "run", "--dry-run", *GIVEN)
+    assert code == 0, errors
+    script = (tmp_path / "run" / "launch" / "train.sbatch").read_text()
+    nodes, per_node = map(int, re.search(r"^run_step train 0 (\d+) (\d+) ", script, re.MULTILINE).groups())  # pyright: ignore[reportOptionalMemberAccess]
+    assert nodes * per_node == twin.layout["processes"] == 8
+    assert re.search(r"^start engine 2 2 1 ", script, re.MULTILINE), "an engine on each of two nodes after the trainer's two"
+    assert "#SBATCH --nodes=4\n" in script
+
+
 @pytest.mark.parametrize(("family", "domain"), ALL)
 def test_a_twin_keeps_the_engines_number_format(family: str, domain: str, tmp_path: Path) -> None:
     """`engine` differs as a section, so its one key that belongs to the method is compared by itself."""
@@ -120,6 +176,7 @@ class Finished:
     """A twin that ran whole."""
 
     family: str
+    domain: str
     recipe: Path
     words: list[str]
     """What production leaves to the command line: data and checkpoint."""
@@ -144,7 +201,7 @@ def finished(request: pytest.FixtureRequest, random_weights: dict[str, Path], tm
     reference = root / "sft" / "sft" / "hf"
     recipe, words = write_twin(root / "recipe", family, domain, is_sft=False), [paths, f"model.path={reference}"]
     _run(recipe, root / "run", words, "ingest", "profile", "select", "train", "eval", "report")
-    return Finished(family, recipe, words, reference, root / "run")
+    return Finished(family, domain, recipe, words, reference, root / "run")
 
 
 @pytest.mark.slow
@@ -169,10 +226,9 @@ def test_training_is_one_policy_behind_and_its_metrics_are_whole(finished: Finis
 @pytest.mark.slow
 def test_in_float32_engine_and_trainer_agree_on_every_token(finished: Finished, tmp_path: Path) -> None:
     """What megatron-core scores is what the engine sampled: states of Mamba layers, latent experts, attention."""
-    for stage in ("ingest", "profile", "select"):
-        shutil.copytree(finished.run / stage, tmp_path / stage)
-    _run(finished.recipe, tmp_path, [*finished.words, "engine.dtype=float32", "train.num_steps=1"], "train")
-    assert _steps(tmp_path)[0]["objective/logprob_mismatch/max"] < 1e-4
+    run = _from_pivots(finished, tmp_path / "run")
+    _run(finished.recipe, run, [*finished.words, "engine.dtype=float32", "train.num_steps=1"], "train")
+    assert _steps(run)[0]["objective/logprob_mismatch/max"] < 1e-4
 
 
 @pytest.mark.slow
@@ -197,6 +253,81 @@ def test_both_checkpoints_are_scored_and_the_result_converts(finished: Finished,
     assert (finished.run / "report" / "index.html").is_file()
     converted = _convert(finished.run / "train" / "hf", tmp_path / "megatron", "megatron", config_dir=None)
     assert converted == len(load_file(finished.run / "train" / "hf" / "model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def alone(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The twin's first steps in one process."""
+    run = _from_pivots(finished, tmp_path_factory.mktemp("alone") / "run")
+    _run(finished.recipe, run, [*finished.words, *FIRST_STEPS], "train")
+    return run
+
+
+@pytest.fixture(scope="module", params=["32k", "128k"])
+def parallel(finished: Finished, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ParallelTwin, Path]:
+    """The same steps on the axes of each of the family's files of configs/parallelism, through the command line."""
+    root = tmp_path_factory.mktemp("parallel")
+    run = _from_pivots(finished, root / "run")
+    twin = write_parallel_twin(root / "recipe", finished.family, finished.domain, f"{PARALLELISM[finished.family]}_{request.param}")
+    # A budget that gives each data parallel process several micro-batches, and a free port.
+    words = [*finished.words, *FIRST_STEPS, "train.micro_batch_tokens=512", "placement.listen=127.0.0.1:0"]
+    trainers = Command(
+        ["train", str(twin.folder), "--run", str(run), *words], int(twin.layout["processes"]), serves=False, log=str(root / "train.log")
+    )
+    engines = Command(["engine", str(twin.folder), "--run", str(run)], 2, serves=True, log=str(root / "engine.log"))
+    run_commands([trainers, engines], root)
+    return twin, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_trainer_ran_on_the_axes_of_the_recipe(parallel: tuple[ParallelTwin, Path]) -> None:
+    twin, run = parallel
+    record = read_json(run / "train" / "checkpoints" / "step_00000002" / "record.json")
+    assert record["layout"] == twin.layout
+    assert (run / "engines" / "authkey").exists(), "engines of other processes sampled"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_on_the_axes_of_the_recipe_training_is_that_of_one_process(parallel: tuple[ParallelTwin, Path], alone: Path) -> None:
+    """Rollouts of both steps are those of pi_0, one policy behind, so they are the same ones; bars are those of tests/invariance/test_layouts.py."""
+    _, run = parallel
+    for name in ("rollouts.jsonl", "ledger.jsonl"):
+        assert (run / "train" / name).read_bytes() == (alone / "train" / name).read_bytes(), name
+    ours, theirs = _steps(run), _steps(alone)
+    assert len(ours) == len(theirs) == 2
+    for step, expected in zip(ours, theirs, strict=True):
+        assert expected["optim/grad_norm/mean"] > 0
+        assert step["objective/loss/mean"] == pytest.approx(expected["objective/loss/mean"], abs=2e-5)
+        assert step["optim/grad_norm/mean"] == pytest.approx(expected["optim/grad_norm/mean"], rel=5e-4)
+        exact = [name for name in expected if name.startswith(("rollout/", "sync/", "optim/lr/"))]
+        assert {name: step[name] for name in exact} == {name: expected[name] for name in exact}
+        close = ("objective/entropy/mean", "objective/logprob_mismatch/mean", "optim/expert_load/max")
+        assert {name: step[name] for name in close} == pytest.approx({name: expected[name] for name in close}, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_on_the_axes_of_the_recipe_weights_move_as_in_one_process(
+    parallel: tuple[ParallelTwin, Path], alone: Path, finished: Finished, tmp_path: Path
+) -> None:
+    """The last checkpoint of eight processes, as `pivotrl convert` reads it: the difference of the two ways from pi_0, over the way's length."""
+    start = load_file(finished.reference / "model.safetensors")
+    ends = []
+    for label, run in (("parallel", parallel[1]), ("alone", alone)):
+        _convert(run / "train" / "checkpoints" / "step_00000002" / "state", tmp_path / label, "hf", config_dir=finished.reference)
+        ends.append(load_file(tmp_path / label / "model.safetensors"))
+    apart = sum((ends[0][name].double() - ends[1][name].double()).square().sum().item() for name in start)
+    moved = sum((ends[1][name].double() - start[name].double()).square().sum().item() for name in start)
+    assert moved > 0
+    assert (apart / moved) ** 0.5 < 0.01
+
+
+def _from_pivots(finished: Finished, run: Path) -> Path:
+    for stage in ("ingest", "profile", "select"):
+        shutil.copytree(finished.run / stage, run / stage)
+    return run
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:

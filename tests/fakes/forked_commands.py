@@ -1,0 +1,112 @@
+"""Runs `pivotrl` commands of several processes each, as a launcher does: one program imports everything once and forks all of them.
+
+    python forked_commands.py COMMANDS.json
+
+Every process has its command's words and its place in its environment, and runs `pivotrl.cli.main` as the `pivotrl` program does. Imports
+take longer than a tiny model's training, and there are ten processes to a run. COMMANDS.json holds {"words", "size", "serves", "log"} each:
+`size` processes that meet over gloo, or where it serves (an engine) as many that stand alone and are ended when the others are done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One `pivotrl` command on several processes; what they print is in `log`.N."""
+
+    words: Sequence[str]
+    size: int
+    serves: bool
+    log: str
+
+
+def run_commands(commands: Sequence[Command], directory: Path) -> None:
+    """Runs them side by side; one that fails fails the test, with what every process printed last."""
+    root, file = Path(__file__).resolve().parents[2], directory / "commands.json"
+    file.write_text(json.dumps([asdict(command) for command in commands]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    finished = subprocess.run([sys.executable, __file__, str(file)], env=environment, cwd=root, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(directory.glob("*.log.*"))]
+        raise AssertionError("\n".join([finished.stderr[-2000:], *logs]))
+
+
+def main() -> None:
+    """Exit code 1, every process ended, where one of those that do not serve fails."""
+    _import_everything()
+    commands = [Command(**command) for command in json.loads(Path(sys.argv[1]).read_text())]
+    working: set[int] = set()
+    serving: set[int] = set()
+    for command in commands:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = {"WORLD_SIZE": str(command.size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        for rank in range(command.size):
+            place = {} if command.serves else {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            (serving if command.serves else working).add(_fork(command.words, place, Path(f"{command.log}.{rank}")))
+    try:
+        while working:
+            child, status = os.wait()
+            if status or child in serving:
+                sys.exit(f"process {child} ended with status {status}")
+            working.discard(child)
+    finally:
+        for child in working | serving:
+            os.kill(child, signal.SIGKILL)
+
+
+def _import_everything() -> None:
+    import torch
+
+    from pivotrl.megatron import bridge
+
+    bridge.import_bridge()
+    import pivotrl.cli
+    import pivotrl.rollouts.transformers_engine
+    import pivotrl.verbs.train  # noqa: F401 (what the commands would import)
+
+    torch.set_num_threads(1)
+
+
+def _fork(words: Sequence[str], place: Mapping[str, str], log: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ |= place
+        code = _run(words)
+    except BaseException:  # noqa: BLE001 (the child must end here, whatever happened, and not go on as a second parent)
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(words: Sequence[str]) -> int:
+    from pivotrl.cli import main as pivotrl
+
+    sys.argv = ["pivotrl", *words]
+    try:
+        pivotrl()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+if __name__ == "__main__":
+    main()
