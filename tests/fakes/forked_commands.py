@@ -9,6 +9,7 @@ take longer than a tiny model's training, and there are ten processes to a run. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,10 +37,17 @@ def run_commands(commands: Sequence[Command], directory: Path) -> None:
     root, file = Path(__file__).resolve().parents[2], directory / "commands.json"
     file.write_text(json.dumps([asdict(command) for command in commands]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    finished = subprocess.run([sys.executable, __file__, str(file)], env=environment, cwd=root, capture_output=True, text=True, check=False)
-    if finished.returncode:
+    program = [sys.executable, __file__, str(file)]
+    # A session of its own, so that a test that is cut off takes all of them along.
+    with subprocess.Popen(program, env=environment, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            _, errors = process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
         logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(directory.glob("*.log.*"))]
-        raise AssertionError("\n".join([finished.stderr[-2000:], *logs]))
+        raise AssertionError("\n".join([errors[-2000:], *logs]))
 
 
 def main() -> None:
