@@ -34,8 +34,9 @@ from pivotrl.rundir import read_json, read_jsonl
 FAMILIES = ("qwen3_30b_a3b", "nemotron3_super_120b")
 ALL = [(family, domain) for family in FAMILIES for domain in DATA]
 GIVEN = ("model.path=/checkpoint", "ingest.paths=[/trajectories]")
-# The steps that parallel twins and one process are compared in, at a rate whose steps are long beside the rounding of float32.
-FIRST_STEPS = ("train.num_steps=2", "train.optimizer.lr=1e-4")
+# The steps that parallel twins and one process are compared in, at a rate whose steps are long beside the rounding of float32. In bfloat16 two
+# engines, with half of the prompts each, would sample some other tokens than one engine does with all of them.
+FIRST_STEPS = ("train.num_steps=2", "train.optimizer.lr=1e-4", "engine.dtype=float32")
 # A section covers its keys.
 HARDWARE = {
     "num_threads",
@@ -285,6 +286,8 @@ def test_the_trainer_ran_on_the_axes_of_the_recipe(parallel: tuple[ParallelTwin,
     twin, run = parallel
     record = read_json(run / "train" / "checkpoints" / "step_00000002" / "record.json")
     assert record["layout"] == twin.layout
+    parts = {name for name in record["file_bytes"] if name.endswith(".distcp")}
+    assert parts == {f"__{rank}_0.distcp" for rank in range(8)}, "every process holds a part of weights and moments"
     assert (run / "engines" / "authkey").exists(), "engines of other processes sampled"
 
 
@@ -296,6 +299,7 @@ def test_on_the_axes_of_the_recipe_training_is_that_of_one_process(parallel: tup
     for name in ("rollouts.jsonl", "ledger.jsonl"):
         assert (run / "train" / name).read_bytes() == (alone / "train" / name).read_bytes(), name
     ours, theirs = _steps(run), _steps(alone)
+    assert ours[0]["objective/logprob_mismatch/max"] < 1e-4, "what the engines sampled is what eight processes score"
     assert len(ours) == len(theirs) == 2
     for step, expected in zip(ours, theirs, strict=True):
         assert expected["optim/grad_norm/mean"] > 0
@@ -303,7 +307,7 @@ def test_on_the_axes_of_the_recipe_training_is_that_of_one_process(parallel: tup
         assert step["optim/grad_norm/mean"] == pytest.approx(expected["optim/grad_norm/mean"], rel=5e-4)
         exact = [name for name in expected if name.startswith(("rollout/", "sync/", "optim/lr/"))]
         assert {name: step[name] for name in exact} == {name: expected[name] for name in exact}
-        close = ("objective/entropy/mean", "objective/logprob_mismatch/mean", "optim/expert_load/max")
+        close = ("objective/entropy/mean", "optim/expert_load/max")
         assert {name: step[name] for name in close} == pytest.approx({name: expected[name] for name in close}, rel=1e-3)
 
 
