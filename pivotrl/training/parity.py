@@ -186,6 +186,8 @@ class ParityGate:
     def _finding(self, samples: Sequence[TrainSample], scores: Sequence[ActionScores]) -> Finding:
         """The first explanation that holds, the cheapest first."""
         threshold = self._parity.max_logprob_difference
+        # A checkpoint that is being written holds the state before this check; the search may take the model apart.
+        self._trainer.finish_saving()
         if finding := self._weights_finding():
             return finding
         if finding := shift_finding(scores, threshold=threshold):
