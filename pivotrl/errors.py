@@ -31,7 +31,7 @@ class InfraLimitError(RuntimeError):
 
 
 class StopRequestedError(RuntimeError):
-    """A training stage found a file RUN/stop after a step, has saved a checkpoint and ends; the same command goes on from there."""
+    """A training stage was asked to stop (a file RUN/stop, or SIGTERM), has saved a checkpoint and ends; the same command goes on from there."""
 
 
 @contextmanager

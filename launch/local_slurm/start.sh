@@ -38,7 +38,7 @@ slurmctld
 slurmd -N n1
 slurmd -N n2
 for _ in $(seq 60); do
-  if [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ]; then
+  if [ "$(sinfo --noheader --partition=main --states=idle --format=%D 2>/dev/null)" = 2 ]; then
     echo "export SLURM_CONF=$SLURM_CONF"
     exit 0
   fi

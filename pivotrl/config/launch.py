@@ -19,6 +19,8 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 # A value that lands between quotes in a script, or a path in an #SBATCH line.
 PlainText = Annotated[str, Field(pattern=r"^[^\n'\"`$\\]*$")]
 PlainPath = Annotated[str, Field(pattern=r"^[^\s'\"`$\\,]+$")]
+PlainList = Annotated[str, Field(pattern=r"^[^\s'\"`$\\,]+(,[^\s'\"`$\\,]+)*$")]
+"""Names with commas between them."""
 
 
 class LaunchConfig(Section):
@@ -75,12 +77,14 @@ class ClusterFile(Section):
     """Configuration file of the SLURM to talk to. None: the system's own."""
     account: PlainPath | None = None
     """`sbatch --account`."""
-    partition: PlainPath | None = None
-    """Partition of jobs that compute."""
-    cpu_partition: PlainPath | None = None
+    partition: PlainList | None = None
+    """Partition of jobs that compute, or several with commas between them, of which SLURM takes the first that is free. It may be preemptible."""
+    cpu_partition: PlainList | None = None
     """Partition of ingest, select (unless it joins a profile's shards), convert and report, which need no GPU. None: `partition`."""
     qos: PlainPath | None = None
-    """`sbatch --qos`."""
+    """`sbatch --qos`; it may be preemptible."""
+    cpu_qos: PlainPath | None = None
+    """`sbatch --qos` of the jobs that need no GPU. None: `qos`."""
     reservation: PlainPath | None = None
     """`sbatch --reservation`."""
     exclude: tuple[PlainPath, ...] = ()

@@ -84,19 +84,20 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     (launch_dir / "logs").mkdir(parents=True, exist_ok=True)
     context = _context(target, run, code_dir=snapshot_code(launch_dir))
     recipe_dir = snapshot_recipe(loaded, launch_dir)
-    environment = _jinja()
+    environment = templates()
     for name in (name for name in _SHARED if name != "health.sh" or target.cluster.health is not None):
         atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode())
     scripts: list[Script] = []
     for job in jobs:
         path = launch_dir / f"{job.name}.sbatch"
-        text = environment.get_template("stage.sbatch.j2").render(context, job=job, **_job_context(job, loaded, target, run, recipe_dir))
+        text = environment.get_template("stage.sbatch.j2").render(context, job=job, **job_context(job, loaded, target, run, recipe_dir))
         atomic_write(path, text.encode())
         scripts.append(Script(job, path))
     return scripts
 
 
-def _jinja() -> Any:
+def templates() -> Any:
+    """The environment that reads launch/templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # The shell's ${#array[@]} holds what jinja takes for the start of a comment.
@@ -108,14 +109,13 @@ def _jinja() -> Any:
 
 def _context(target: Target, run: Path, *, code_dir: Path) -> dict[str, Any]:
     cluster = target.cluster
-    configured = {"SLURM_CONF": cluster.slurm_conf} if cluster.slurm_conf else {}
     return {
         "run": run,
         "launch_dir": run / LAUNCH,
         "code_dir": code_dir,
-        "python": cluster.container.python if cluster.container else f"{cluster.venv}/bin/python",
-        "environment": {"PATH": cluster.path, **configured, **cluster.environment},
-        "srun_options": _quoted([*cluster.srun_options, *_container_options(cluster)]),
+        "python": python_of(cluster),
+        "environment": environment_of(cluster),
+        "srun_options": _quoted([*cluster.srun_options, *container_options(cluster)]),
         "plain_srun_options": _quoted(cluster.srun_options),
         "stop_before_s": cluster.stop_before_s,
         "max_failures": cluster.max_failures,
@@ -124,11 +124,22 @@ def _context(target: Target, run: Path, *, code_dir: Path) -> dict[str, Any]:
     }
 
 
+def python_of(cluster: ClusterFile) -> str:
+    """The interpreter of the jobs' programs, inside the container where there is one."""
+    return cluster.container.python if cluster.container else f"{cluster.venv}/bin/python"
+
+
+def environment_of(cluster: ClusterFile) -> dict[str, str]:
+    """All the environment of a job beside SLURM's variables."""
+    configured = {"SLURM_CONF": cluster.slurm_conf} if cluster.slurm_conf else {}
+    return {"PATH": cluster.path, **configured, **cluster.environment}
+
+
 def _quoted(words: Sequence[str]) -> str:
     return " ".join(f'"{word}"' for word in words)
 
 
-def _container_options(cluster: ClusterFile) -> list[str]:
+def container_options(cluster: ClusterFile) -> list[str]:
     """Options of pyxis. What the cluster file sets must win over the image's own environment, which pyxis prefers unless told."""
     if cluster.container is None:
         return []
@@ -137,29 +148,32 @@ def _container_options(cluster: ClusterFile) -> list[str]:
     return [f"--container-image={cluster.container.image}", *mounts, *names, "--no-container-mount-home", f"--container-workdir={Path.cwd()}"]
 
 
-def _job_context(job: Job, loaded: LoadedRecipe, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
+def job_context(job: Job, loaded: LoadedRecipe, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
+    """What a job's script says beyond the run's context; words, which follow `python -m`, are quoted for the shell."""
     gpus = target.gpus_per_node if job.needs_gpu else 0
     fill = lambda words: " ".join(word.replace("{recipe}", str(recipe_dir)).replace("{run}", str(run)) for word in words)  # noqa: E731
     placement = loaded.recipe.placement
     port = placement.listen.rpartition(":")[2] if isinstance(placement, RemotePlacement) else ""
-    commands = [{"name": command.name, "line": '"$python" -m ' + fill(command.words)} for command in job.commands]
+    commands = [{"name": command.name, "words": fill(command.words)} for command in job.commands]
     return {
-        "options": _sbatch_options(job, target, run, gpus),
+        "options": sbatch_options(job, target, run, gpus),
         "gpus": gpus,
         # A job of one process without GPUs has no neighbours, and the program itself meets a full disk.
         "check_health": target.cluster.health is not None and (job.all_nodes > 1 or gpus > 0),
         "commands": commands,
         "gpus_per_engine": gpus // job.engines_per_node if job.engines_per_node else 0,
-        "engine_command": '"$python" -m ' + fill(("pivotrl", "engine", "{recipe}", "--run", "{run}", "--connect", f'"$master":{port}')),
+        "engine_words": fill(("pivotrl", "engine", "{recipe}", "--run", "{run}", "--connect", f'"$master":{port}')),
     }
 
 
-def _sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]:
+def sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]:
+    """The job's options, as its `#SBATCH` lines hold them."""
     cluster = target.cluster
     partition = cluster.partition if job.needs_gpu else cluster.cpu_partition or cluster.partition
+    qos = cluster.qos if job.needs_gpu else cluster.cpu_qos or cluster.qos
     array = job.num_shards > 1
     at_once = f"%{job.shards_at_once}" if job.shards_at_once else ""
-    named = {"account": cluster.account, "partition": partition, "qos": cluster.qos, "reservation": cluster.reservation}
+    named = {"account": cluster.account, "partition": partition, "qos": qos, "reservation": cluster.reservation}
     return [
         f"--job-name=pivotrl-{run.name}-{job.name}",
         *(f"--{name}={value}" for name, value in named.items() if value is not None),

@@ -16,6 +16,7 @@ from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.rundir import COMMIT_FILE, atomic_write, source_commit
 
+RECIPE = "recipe"
 _PACKAGE = Path(pivotrl.__file__).resolve().parent
 _HERE = "{recipe}/"
 
@@ -63,7 +64,7 @@ def snapshot_recipe(loaded: LoadedRecipe, launch_dir: Path) -> Path:
     """
     from omegaconf import OmegaConf
 
-    target = launch_dir / "recipe"
+    target = launch_dir / RECIPE
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
 

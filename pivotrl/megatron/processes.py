@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import pickle
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -139,8 +140,10 @@ def follow() -> int:
     """A follower's life: every announced call, until process 0 ends; returns the exit code.
 
     Errors that the data or the user caused are raised by all processes alike; process 0 reports them and ends this one. Any other
-    exception is this process's own and leaves with its traceback, whereupon torchrun ends the others.
+    exception is this process's own and leaves with its traceback, whereupon torchrun ends the others. SIGTERM is for process 0 to answer,
+    which saves with the help of all where it trains: a follower that ended by itself would keep it from that.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = _channel()
     trainer: Trainer | None = None
     reported_elsewhere: Exception | None = None

@@ -19,22 +19,30 @@ from pivotrl.progress import ProgressBar
 from pivotrl.training.checkpoints import Best, Checkpoints
 from pivotrl.training.ledger import CURVE, LEDGER, ROLLOUTS, VALIDATIONS, Ledger
 from pivotrl.training.protocols import PolicyTrainer, StepData
+from pivotrl.training.stopping import StopRequest
 from pivotrl.training.trace import StepTrace
 from pivotrl.training.validation import HeldOutScore
 
-# A run whose directory holds this file is asked to save and stop: what a batch job does before its time limit.
-STOP_FILE = "stop"
 _NOTHING_WRITTEN = SinkPosition(metrics_bytes=0, timing_bytes=0)
 
 
 class RunRecord:
-    """The record of one stage; `sink`, `bar` and `trace` are the caller's to close."""
+    """The record of one stage; `sink`, `bar`, `trace` and `stop` are the caller's to close."""
 
-    def __init__(self, stage_dir: Path, sink: MetricSink, bar: ProgressBar, *, num_steps: int, updates_per_rollout: int, trace: StepTrace) -> None:
+    def __init__(
+        self,
+        stage_dir: Path,
+        sink: MetricSink,
+        bar: ProgressBar,
+        *,
+        num_steps: int,
+        updates_per_rollout: int,
+        trace: StepTrace,
+        stop: StopRequest,
+    ) -> None:
         self._sink, self._bar, self._num_steps, self._updates_per_rollout = sink, bar, num_steps, updates_per_rollout
         self._ledgers = {name: Ledger(stage_dir / name) for name in (LEDGER, ROLLOUTS, VALIDATIONS, CURVE)}
-        self._trace = trace
-        self._stop_file = stage_dir.parent / STOP_FILE
+        self._trace, self._stop = trace, stop
         self.checkpoints = Checkpoints(stage_dir)
         self.best: Best | None = None
         self.is_stopped_early = False
@@ -84,7 +92,7 @@ class RunRecord:
     @property
     def is_asked_to_stop(self) -> bool:
         """Whether the run is to save and stop before it is done."""
-        return self._stop_file.exists()
+        return self._stop.reason is not None
 
     def save(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
         """Writes a checkpoint of trainer, record and the source's position.
@@ -99,5 +107,7 @@ class RunRecord:
             "source": position,
         }
         self.checkpoints.save(trainer, state, best=self.best)
-        if self.is_asked_to_stop:
-            raise StopRequestedError(f"stopped after step {trainer.steps_done} as {self._stop_file} asks; remove it, and the same command goes on")
+        if (reason := self._stop.reason) is not None:
+            # A checkpoint that is still being written would be lost with the process.
+            trainer.finish_saving()
+            raise StopRequestedError(f"stopped after step {trainer.steps_done} as {reason}")

@@ -21,6 +21,7 @@ from pivotrl.training.loop import LoopPlan, run_loop
 from pivotrl.training.protocols import PolicyTrainer, Source
 from pivotrl.training.record import RunRecord
 from pivotrl.training.rounds import check_rounds
+from pivotrl.training.stopping import StopRequest
 from pivotrl.training.trace import StepTrace
 
 # Supervised training imitates the text as it is; only sampling has a temperature.
@@ -74,8 +75,13 @@ def _run(
     trace_config: TraceConfig | None,
     checks: Checks,
 ) -> dict[str, Any]:
-    with MetricSink(stage.path) as sink, progress_bar(stage.name, plan.num_steps, "steps") as bar, StepTrace(stage.path, trace_config) as trace:
-        record = RunRecord(stage.path, sink, bar, num_steps=plan.num_steps, updates_per_rollout=plan.updates_per_rollout, trace=trace)
+    with (
+        MetricSink(stage.path) as sink,
+        progress_bar(stage.name, plan.num_steps, "steps") as bar,
+        StepTrace(stage.path, trace_config) as trace,
+        StopRequest(stage.path.parent) as stop,
+    ):
+        record = RunRecord(stage.path, sink, bar, num_steps=plan.num_steps, updates_per_rollout=plan.updates_per_rollout, trace=trace, stop=stop)
         run_loop(trainer, source, loss, plan, record, checks)
         hf_dir = record.checkpoints.export(trainer, record.best)
     summary = {

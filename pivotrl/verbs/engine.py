@@ -6,6 +6,7 @@ trainer's first message. A stage of the run ends, the next one begins: the engin
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -70,6 +71,8 @@ def build_engine(start: Mapping[str, Any]) -> Engine:
 
 
 def _serve_here(socket: str, key_file: str, name: str) -> None:
+    # A trainer that SIGTERM asks to stop ends the step it is in, for which it needs this engine; then it closes the connection.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from pivotrl.rollouts.replica import serve
     from pivotrl.rollouts.wire import knock
 

@@ -10,23 +10,27 @@ from pathlib import Path
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.console import results_console
 from pivotrl.launching.estimate import slots, train_estimate
+from pivotrl.launching.nemo_run import export
 from pivotrl.launching.render import Script, Target, load_target, render
 from pivotrl.launching.status import cancel, log_files, run_status
 from pivotrl.launching.submit import refuse_queued, submit
 
 
-def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, model: Path | None, dry_run: bool) -> None:
-    """Writes RUN/launch and prints what it will use; submits the jobs unless `dry_run`.
+def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, model: Path | None, dry_run: bool, nemo_run: Path | None) -> None:
+    """Writes RUN/launch and prints what it will use; submits the jobs unless `dry_run`, or writes the program `nemo_run` that does.
 
     Raises:
-        UserError: for a wrong cluster file, a run with jobs in the queue, or a refusal of SLURM's.
+        UserError: for a wrong cluster file, a run with jobs in the queue, something that nemo-run cannot take, or a refusal of SLURM's.
     """
     target = load_target(cluster)
     # Also before a dry run: it would put other scripts and another recipe under the jobs that wait.
     refuse_queued(run)
     scripts = render(loaded, target, run)
     _print(loaded, target, run, scripts, model)
-    if not dry_run:
+    if nemo_run is not None:
+        export(scripts, loaded, target, run, nemo_run)
+        results_console().print(f"written: {nemo_run}; submit with `python {nemo_run}` where nemo_run is installed", highlight=False, markup=False)
+    elif not dry_run:
         submissions = submit(scripts, target, run)
         ids = ", ".join(f"{one.stage} {one.job_id}" for one in submissions)
         results_console().print(f"submitted: {ids}; follow with `pivotrl status {run}`", highlight=False)

@@ -128,6 +128,11 @@ def contents(stage: Path) -> dict[str, bytes]:
     return {str(path.relative_to(stage)): path.read_bytes() for path in files}
 
 
+def newest_checkpoint(run: Path) -> int:
+    """Step of the training job's newest checkpoint; 0 where there is none."""
+    return max((int(path.name.removeprefix("step_")) for path in (run / "train" / "checkpoints").glob("step_*")), default=0)
+
+
 def without(run: Path, target: Path, *stages: str) -> Path:
     """A copy of a run that lacks some stages and was never launched."""
     shutil.copytree(run, target, ignore=lambda folder, names: [*stages, "launch"] if Path(folder) == run else [])

@@ -11,18 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import LocalCluster, contents, without
+from conftest import LocalCluster, contents, newest_checkpoint, without
 
 from pivotrl.launching.slurm import Submission
 from pivotrl.launching.status import cancel, log_files, run_status
 
 # Enough for a start on a busy machine before the script's own deadline.
 _LONG_LEAD = ("stop_before_s: 110",)
-
-
-def _checkpoints(run: Path) -> int:
-    """Step of the newest checkpoint; 0 where there is none."""
-    return max((int(path.name.removeprefix("step_")) for path in (run / "train" / "checkpoints").glob("step_*")), default=0)
 
 
 def _processes(node: str, job: Submission, *, program: str) -> list[int]:
@@ -59,10 +54,12 @@ def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: L
     job = cluster.launch(run, cluster=cluster.variant("disturbed", *_LONG_LEAD), only=("train",))["train"]
     attempts = run / "launch" / "attempts"
 
-    cluster.wait_until("a checkpoint", lambda: _checkpoints(run) >= 4)
+    cluster.wait_until("a checkpoint", lambda: newest_checkpoint(run) >= 4)
     (victim,) = _processes("n2", job, program="python")
     os.kill(victim, signal.SIGKILL)
-    cluster.wait_until("the second start has a new checkpoint", lambda: (attempts / f"train.{job.job_id}.1").is_dir() and _checkpoints(run) >= 12)
+    cluster.wait_until(
+        "the second start has a new checkpoint", lambda: (attempts / f"train.{job.job_id}.1").is_dir() and newest_checkpoint(run) >= 12
+    )
     assert "starts again: a process was killed" in log_files(run, "train")[0].read_text()
 
     # A power cut: the node's daemon and all it started are gone at once.

@@ -104,6 +104,19 @@ def test_cpu_jobs_ask_for_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert f"--partition={'cpu' if is_cpu else 'batch'}\n" in text
 
 
+def test_preemptible_queues_are_named_by_partition_and_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(f"extends: {EXAMPLE}\npartition: preempt,batch\nqos: scavenger\ncpu_qos: normal\n")
+    for script in _scripts(cluster, tmp_path / "run", *WORDS):
+        partition, qos = ("cpu", "normal") if script.job.name in ("ingest", "convert", "report") else ("preempt,batch", "scavenger")
+        text = script.path.read_text()
+        assert f"#SBATCH --partition={partition}\n" in text
+        assert f"#SBATCH --qos={qos}\n" in text
+        assert "#SBATCH --account=post_training\n" in text
+        assert "#SBATCH --requeue\n" in text
+
+
 def test_select_asks_for_a_gpu_only_where_it_joins_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for shards, is_gpu in (("1", False), ("2", True)):
@@ -158,6 +171,7 @@ def test_gpu_hours_by_hand() -> None:
         ("time: {trian: '01:00:00'}", "time.trian"),
         ("default_time: 4 hours", "default_time"),
         ("exclude: ['n1 n2']", "exclude.0"),
+        ("partition: 'batch, preempt'", "partition"),
     ],
 )
 def test_a_wrong_cluster_file_is_refused_by_key(local: Path, line: str, named: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from fakes.bandit import Killed
@@ -93,27 +96,50 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert data_bytes(tmp_path / "killed") == data_bytes(tmp_path / "undisturbed")
 
 
+def _unexpected(number: int, frame: FrameType | None) -> None:
+    raise AssertionError("SIGTERM came where no stage was training")
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Outside of a stage SIGTERM fails the test rather than ending all tests."""
+    before = signal.signal(signal.SIGTERM, _unexpected)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @pytest.mark.parametrize("num_calls", [1, 8, 14])
+@pytest.mark.parametrize("asks", ["file", "signal"])
 def test_a_run_asked_to_stop_saves_after_the_step_it_is_in_and_goes_on_with_the_same_bytes(
-    tmp_path: Path, config: TrainConfig, num_calls: int
+    tmp_path: Path, config: TrainConfig, num_calls: int, asks: str
 ) -> None:
-    """RUN/stop appears at a call; the checkpoints, one more than the undisturbed run writes, are left out of the comparison."""
+    """RUN/stop or SIGTERM comes at a call; the checkpoints, one more than the undisturbed run writes, are left out of the comparison."""
     run_bandit(tmp_path / "undisturbed", config)
     counter, stop = KillAt(10**9), tmp_path / "stopped" / "stop"
 
     def ask(name: str) -> None:
         counter(name)
-        if counter.count == num_calls:
+        names.append(name)
+        if counter.count == num_calls and asks == "file":
             stop.parent.mkdir(exist_ok=True)
             stop.touch()
+        elif counter.count == num_calls:
+            # Some process trackers deliver it twice.
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(StopRequestedError):
+    names: list[str] = []
+    with pytest.raises(StopRequestedError, match="SIGTERM asked" if asks == "signal" else "stop asks"):
         run_bandit(tmp_path / "stopped", config, on_call=ask)
+    assert signal.getsignal(signal.SIGTERM) is _unexpected
+    # One in the background would be lost with the process.
+    assert names[-2:] == ["saved_checkpoint", "finish_saving"]
     saved = max(path.name for path in (tmp_path / "stopped" / "train" / "checkpoints").iterdir())
     rounds = (tmp_path / "stopped" / "train" / "metrics.jsonl").read_bytes().count(b"\n")
     assert int(saved.removeprefix("step_")) == rounds * config.updates_per_rollout
-    stop.unlink()
+    stop.unlink(missing_ok=True)
     run_bandit(tmp_path / "stopped", config)
     kept = [{name: data for name, data in data_bytes(tmp_path / run).items() if "checkpoints" not in name} for run in ("stopped", "undisturbed")]
     assert kept[0] == kept[1]
