@@ -95,6 +95,27 @@ def test_train_script_asks_for_all_its_nodes_and_places_the_engine_after_the_tra
     assert text.index("start engine") < text.index("run_step train")
 
 
+@pytest.mark.parametrize("bad", ["", "bad=(n3)"])
+def test_a_member_of_an_array_queues_itself_again_and_no_other(tmp_path: Path, local: Path, bad: str) -> None:
+    """The SLURM_JOB_ID of one member is the number of the whole array."""
+    _scripts(local, tmp_path / "run", *WORDS)
+    calls = tmp_path / "calls"
+    source = f"""
+    scontrol() {{ echo "$*" >>{calls}; }}
+    sleep() {{ :; }}
+    export SLURM_JOB_ID=3 SLURM_ARRAY_JOB_ID=3 SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NODELIST=n1
+    stage=profile gpus=0 per_node=1 saves_when_asked=0
+    . {tmp_path}/run/launch/job.sh
+    {bad}
+    is_preempted
+    start_again "a test"
+    """
+    assert subprocess.run(["bash", "-c", source], capture_output=True, check=False).returncode == 1
+    asked = [line for line in calls.read_text().splitlines() if "hostnames" not in line and "show node" not in line]
+    expected = ["requeuehold 3_1", "update JobId=3_1 ExcNodeList=n3", "release 3_1"] if bad else ["requeue 3_1"]
+    assert asked == expected
+
+
 def test_cpu_jobs_ask_for_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for script in _scripts(EXAMPLE, tmp_path / "run", *WORDS):
