@@ -2,7 +2,7 @@
 
     python benchmarks/weight_push.py CHECKPOINT [--engine transformers|vllm] [--pushes 3] [--threads 2] [--bucket-bytes N]
 
-Plain copy: the same bytes into memory that was written before, by as many threads, alone on the machine, the best of three. The pushes after
+Plain copy: the same bytes into memory that was written before, by as many threads, before the first push, the best of three. The pushes after
 the first (which makes the segments): transfer = copying into shared memory, timed while the replica hashes and loads what came before; digests
 on both sides; load = the engine's own work; probe = 8 tokens sampled by the engine and scored again by a transformers model in this process in
 the trainer's place. Bars: transfer at most 3 copies, all of it at most 2 s.
