@@ -286,8 +286,6 @@ def test_the_trainer_ran_on_the_axes_of_the_recipe(parallel: tuple[ParallelTwin,
     twin, run = parallel
     record = read_json(run / "train" / "checkpoints" / "step_00000002" / "record.json")
     assert record["layout"] == twin.layout
-    parts = {name for name in record["file_bytes"] if name.endswith(".distcp")}
-    assert parts == {f"__{rank}_0.distcp" for rank in range(8)}, "every process holds a part of weights and moments"
     assert (run / "engines" / "authkey").exists(), "engines of other processes sampled"
 
 
