@@ -65,11 +65,15 @@ class _LineBar:
         rate = (self._done - self._skipped) / elapsed_s
         of, eta = "", ""
         if self._total:
-            of = f"/{self._total:,.0f}"
-            eta = f", ETA {(self._total - self._done) / rate:,.0f} s" if rate > 0 else ""
-        print(
-            f"{self._description}: {self._done:,.0f}{of} {self._unit}, {_rate(rate)} {self._unit}/s{eta} {note}".rstrip(), file=sys.stderr, flush=True
-        )
+            of = f"/{_amount(self._total)}"
+            # Sums of parts of a file may pass its size by a rounding error.
+            eta = f", ETA {max(self._total - self._done, 0.0) / rate:,.0f} s" if rate > 0 else ""
+        done = f"{_amount(self._done)}{of} {self._unit}"
+        print(f"{self._description}: {done}, {_rate(rate)} {self._unit}/s{eta} {note}".rstrip(), file=sys.stderr, flush=True)
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value.is_integer() else f"{value:.2f}"
 
 
 def _rate(rate: float) -> str:

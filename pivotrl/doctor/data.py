@@ -26,14 +26,13 @@ from pivotrl.trajectories.plan import plan_tasks
 from pivotrl.trajectories.prepare import LeftOut, Prepared, prepared_rows
 from pivotrl.trajectories.source import RowQuarantined
 from pivotrl.trajectories.store import encode_message
-from pivotrl.trajectories.streams import metered
+from pivotrl.trajectories.streams import MB, Meter, metered
 from pivotrl.trajectories.tools import load_tools
 from pivotrl.types import Candidate, Split, Tool, Trajectory
 
 TOLERATED_FRAC = 0.05
 """Share of rows or sampled turns that may be unusable: below it they are set apart and counted, so a finding is a warning; above, an error."""
 _SHOWN_ROWS = 5
-_MB = 1e6
 
 
 @dataclass(slots=True)
@@ -95,10 +94,13 @@ class _Reader:
         for entry in unread.listed:
             self._left_out(f"{entry['file']}: {entry['reason']}")
         self._num_broken += unread.rows - len(unread.listed)
-        with progress_bar("data", sum(task.num_bytes for task in tasks) / _MB, "MB") as bar, metered(lambda count: bar.advance(count / _MB)):
+        with progress_bar("data", sum(task.num_bytes for task in tasks) / MB, "MB") as bar:
             for task in tasks:
-                for item in prepared_rows(task, self._tools, domain=self._config.domain):
-                    self._take(item, task.unit.name)
+                meter = Meter(bar, task.num_bytes)
+                with metered(meter.count):
+                    for item in prepared_rows(task, self._tools, domain=self._config.domain):
+                        self._take(item, task.unit.name)
+                meter.finish()
 
     def _take(self, item: Prepared | LeftOut, unit_name: str) -> None:
         self.seen.num_rows += 1

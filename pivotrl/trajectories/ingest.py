@@ -32,7 +32,7 @@ from pivotrl.trajectories.parts import PARTS, Part, clean_up, merge, retire_part
 from pivotrl.trajectories.plan import ReadTask, plan_tasks, work_units
 from pivotrl.trajectories.prepare import REMEMBERED_PROMPTS, LeftOut, Prepared, prepared_rows
 from pivotrl.trajectories.source import RowDropped, RowQuarantined
-from pivotrl.trajectories.streams import metered
+from pivotrl.trajectories.streams import MB, Meter, metered
 from pivotrl.trajectories.tools import load_tools
 from pivotrl.types import Message, Outcome, Role, Tool, Trajectory
 
@@ -43,7 +43,6 @@ _OUTCOME_GROUPS = {outcome.value: number for number, outcome in enumerate(Outcom
 # Rows whose texts are hashed together: more of them gain nothing, and they are all in memory.
 _BATCH_ROWS = 32
 _BATCH_BYTES = 1 << 18
-_MB = 1e6
 
 
 def ingest_inputs(config: IngestConfig, paths: Sequence[Path]) -> dict[str, str]:
@@ -95,7 +94,7 @@ def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed:
     done: list[dict[str, FormatCounts]] = []
     num_unread_files = 0
     left = sum(task.num_bytes for part, group in zip(parts, groups, strict=True) for task in group if not part.is_done)
-    with progress_bar("ingest", left / _MB, "MB") as bar, _no_cycle_collection():
+    with progress_bar("ingest", left / MB, "MB") as bar, _no_cycle_collection():
         for part, group in zip(parts, groups, strict=True):
             if ingester.is_full:
                 num_unread_files += sum(len(task.unit.paths) for task in group)
@@ -158,7 +157,7 @@ class _Ingester:
     def process(self, part: Part, tasks: Sequence[ReadTask], bar: ProgressBar) -> dict[str, FormatCounts]:
         counts: dict[str, FormatCounts] = {}
         for task in tasks:
-            meter = _Meter(bar, task.num_bytes)
+            meter = Meter(bar, task.num_bytes)
             with metered(meter.count):
                 self._read(part, task, counts.setdefault(task.adapter.name, FormatCounts()))
             meter.finish(f"{self._num_kept:,} trajectories kept")
@@ -256,21 +255,6 @@ class _Ingester:
         if not self._near.admit(mark, group=_OUTCOME_GROUPS[trajectory.outcome.value]):
             raise RowDropped("near duplicate")
         return True
-
-
-class _Meter:
-    """Turns bytes read from disk into progress; a file that is looked at twice still counts once."""
-
-    def __init__(self, bar: ProgressBar, num_bytes: int) -> None:
-        self._bar, self._left = bar, num_bytes
-
-    def count(self, num_bytes: int) -> None:
-        step = min(num_bytes, self._left)
-        self._left -= step
-        self._bar.advance(step / _MB)
-
-    def finish(self, note: str) -> None:
-        self._bar.advance(self._left / _MB, note)
 
 
 @functools.lru_cache(maxsize=REMEMBERED_PROMPTS)

@@ -16,6 +16,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from pivotrl.progress import ProgressBar
+
+MB = 1e6
 COMPRESSION_SUFFIXES = frozenset({".gz", ".zst", ".bz2", ".xz"})
 _MAGIC_BYTES = 6
 _GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
@@ -44,6 +47,23 @@ def metered(count: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         _meter.reset(token)
+
+
+class Meter:
+    """Turns bytes read from disk into the progress of one task, in MB; a file that is looked at twice still counts once."""
+
+    def __init__(self, bar: ProgressBar, num_bytes: int) -> None:
+        self._bar, self._left = bar, num_bytes
+
+    def count(self, num_bytes: int) -> None:
+        """For `metered`."""
+        step = min(num_bytes, self._left)
+        self._left -= step
+        self._bar.advance(step / MB)
+
+    def finish(self, note: str = "") -> None:
+        """The task is done, whatever was read of its files."""
+        self._bar.advance(self._left / MB, note)
 
 
 @contextlib.contextmanager

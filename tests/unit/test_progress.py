@@ -25,3 +25,11 @@ def test_results_stay_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("ingest", None, "MB") as bar:
         bar.advance(3)
     assert capsys.readouterr().out == ""
+
+
+def test_small_amounts_have_decimals_and_time_left_is_never_negative(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("data", 0.3, "MB") as bar:
+        bar.advance(0.1 + 0.2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("data: 0.30/0.30 MB, ")
+    assert line.endswith("ETA 0 s")
