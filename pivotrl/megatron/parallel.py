@@ -64,7 +64,7 @@ def running_layout(model_config: TransformerConfig) -> dict[str, int | bool | st
         "context": parallel_state.get_context_parallel_world_size(),
         "data": parallel_state.get_data_parallel_world_size(),
         "expert": parallel_state.get_expert_model_parallel_world_size(),
-        "expert_tensor": parallel_state.get_expert_tensor_parallel_group().size(),
+        "expert_tensor": parallel_state.get_expert_tensor_parallel_world_size() or 1,
         "expert_data": parallel_state.get_expert_data_parallel_world_size(),
         "recompute": model_config.recompute_granularity or "none",
     }
