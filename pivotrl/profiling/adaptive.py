@@ -34,7 +34,8 @@ RISK_CONFIDENCE = 0.95
 _PRIOR_CANDIDATES = 20.0
 _UNIFORM_SHARE = 0.02
 _NUM_DRAWS = 2000
-# Above the confidence that is promised, because a rule is judged by the pilot that it was chosen by: at 0.95 about 93 % of simulated stages keep the risk.
+# Above the confidence that is promised, because a rule is judged by the pilot that it was chosen by: at 0.95 about 93 % of simulated stages keep
+# the risk.
 _JUDGED_QUANTILE = 0.975
 
 
