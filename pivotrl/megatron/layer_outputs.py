@@ -1,4 +1,4 @@
-"""What each layer of a model gives for one sequence, in any parallel layout, for finding the first layer that is wrong.
+"""What each layer of a model gives for one sequence, in any parallel layout and in every replica, for finding the first place that is wrong.
 
 Called by the parity gate through the trainer, on every process alike, when a check has failed; holds all outputs of the sequence in memory.
 Suffixes: T = tokens of the sequence, S = tokens of this rank's stream, H = hidden size.
@@ -6,7 +6,8 @@ Suffixes: T = tokens of the sequence, S = tokens of this rank's stream, H = hidd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,29 +23,82 @@ from pivotrl.objective.microbatch import MicroBatch
 EMBEDDING, NORM = "embedding", "final norm"
 
 
-def layer_outputs(chunks: Sequence[torch.nn.Module], token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Outputs float32 [T, H] on the CPU: "embedding", "layer 0" ... and "final norm", the same on every process.
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A data parallel replica other than the first, against the first.
+
+    >>> Replica((1, 3), {"layer 0": 0.0}).processes
+    (1, 3)
+    """
+
+    processes: tuple[int, ...]
+    differences: Mapping[str, float]
+    """By place: the largest difference of an output, as a share of the largest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutputs:
+    """What a trainer gives for one sequence.
+
+    >>> LayerOutputs({"embedding": torch.zeros(3, 8)}, ()).replicas
+    ()
+    """
+
+    outputs: Mapping[str, torch.Tensor]
+    """Of the first data parallel replica, float32 [T, H] on the CPU: "embedding", "layer 0" ... and "final norm"."""
+    replicas: tuple[Replica, ...]
+    """The other replicas, which are given the same sequence."""
+
+
+def layer_outputs(chunks: Sequence[torch.nn.Module], token_ids: Sequence[int]) -> LayerOutputs:
+    """The outputs of every place, the same on every process.
 
     Args:
         token_ids: at least two tokens.
     """
+    num_replicas = parallel_state.get_data_parallel_world_size()
     # The first call of a module is the sequence's; fillers of the schedule follow.
     seen: dict[str, torch.Tensor] = {}
     handles = [module.register_forward_hook(partial(_keep, seen, place)) for chunk in chunks for place, module in _places(chunk)]
     try:
-        logprob_pass(chunks, [_one_row(token_ids)], temperature=1.0)
+        # Micro-batches are dealt out in turn: one for each replica.
+        logprob_pass(chunks, [_one_row(token_ids)] * num_replicas, temperature=1.0)
     finally:
         for handle in handles:
             handle.remove()
     first_chunk: Any = unwrap_model(chunks[0])
     config = first_chunk.config
     whole = {place: _whole(output_S_1_H, config)[: len(token_ids)] for place, output_S_1_H in sorted(seen.items())}
+    differences = {place: _difference(output_T_H) for place, output_T_H in whole.items()}
     is_spokesman = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0 and parallel_state.get_tensor_model_parallel_rank() == 0
-    mine = {place: output_T_H.float().cpu() for place, output_T_H in whole.items()} if is_spokesman else {}
+    outputs = {place: output_T_H.float().cpu() for place, output_T_H in whole.items()} if is_spokesman else {}
+    mine = (parallel_state.get_data_parallel_rank(), outputs, differences)
     parts = [mine for _ in range(dist.get_world_size())]
     if dist.get_world_size() > 1:
         dist.all_gather_object(parts, mine, group=control_group())
-    return {place: output for part in parts for place, output in part.items()}
+    merged = {place: output for _, outputs, _ in parts for place, output in outputs.items()}
+    return LayerOutputs(merged, tuple(_replica(number, parts) for number in range(1, num_replicas)))
+
+
+def _difference(output_T_H: torch.Tensor) -> float:
+    """From the first replica's output, as a share of its largest value."""
+    group: Any = parallel_state.get_data_parallel_group()
+    first_T_H = output_T_H.float()
+    if dist.get_world_size(group) == 1:
+        return 0.0
+    first_T_H = first_T_H.clone().contiguous()
+    dist.broadcast(first_T_H, dist.get_global_rank(group, 0), group=group)
+    return float((output_T_H.float() - first_T_H).abs().max() / first_T_H.abs().max())
+
+
+def _replica(number: int, parts: Sequence[tuple[int, Mapping[str, torch.Tensor], Mapping[str, float]]]) -> Replica:
+    processes = tuple(process for process, (replica, _, _) in enumerate(parts) if replica == number)
+    measured: dict[str, list[float]] = {}
+    for process in processes:
+        for place, difference in parts[process][2].items():
+            measured.setdefault(place, []).append(difference)
+    # torch's maximum, unlike Python's, keeps what is not a number.
+    return Replica(processes, {place: float(torch.tensor(differences).max()) for place, differences in measured.items()})
 
 
 def _places(chunk: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

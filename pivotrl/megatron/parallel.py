@@ -5,6 +5,7 @@ One process or many, through the same calls. Called by the trainer when it is bu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from datetime import timedelta
@@ -39,7 +40,7 @@ def initialize_parallel(parallel: ParallelConfig, seed: int) -> None:
     if parallel_state.model_parallel_is_initialized():
         if _current_sizes() == _sizes(parallel):
             return
-        parallel_state.destroy_model_parallel()
+        _leave_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
@@ -68,6 +69,16 @@ def running_layout(model_config: TransformerConfig) -> dict[str, int | bool | st
         "expert_data": parallel_state.get_expert_data_parallel_world_size(),
         "recompute": model_config.recompute_granularity or "none",
     }
+
+
+def _leave_groups() -> None:
+    """Gives up the groups of a layout with their threads and memory: upstream only forgets them. Every process does so in the same order."""
+    groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+    parallel_state.destroy_model_parallel()
+    for group in groups:
+        # A group that goes together with another one is not known any more.
+        with contextlib.suppress(ValueError):
+            dist.destroy_process_group(group)
 
 
 @functools.cache

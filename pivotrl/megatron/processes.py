@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     from pivotrl.config.schema import ParallelConfig
+    from pivotrl.megatron.copies import UnequalCopy
+    from pivotrl.megatron.layer_outputs import LayerOutputs
     from pivotrl.megatron.trainer import StepResult, Trainer
     from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -93,11 +95,19 @@ class Leader:
         """`Trainer.named_tensors`; must be read to its end, because the followers read theirs to the end."""
         return self._call("named_tensors")
 
-    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    def replica_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float) -> list[list[torch.Tensor]]:
+        """`Trainer.replica_logprobs` on every process."""
+        return self._call("replica_logprobs", micro_batches=micro_batches, temperature=temperature)
+
+    def unequal_copy(self) -> UnequalCopy | None:
+        """`Trainer.unequal_copy` on every process."""
+        return self._call("unequal_copy")
+
+    def layer_outputs(self, token_ids: Sequence[int]) -> LayerOutputs:
         """`Trainer.layer_outputs` on every process."""
         return self._call("layer_outputs", token_ids=token_ids)
 
-    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> dict[str, torch.Tensor] | str:
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> LayerOutputs | str:
         """`Trainer.outputs_in_layout` on every process."""
         return self._call("outputs_in_layout", checkpoint_dir=checkpoint_dir, parallel=parallel, token_ids=token_ids)
 

@@ -25,9 +25,10 @@ from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
 from pivotrl.megatron import checkpoint, hf_weights
 from pivotrl.megatron.checkpoint import CheckpointRecord
+from pivotrl.megatron.copies import UnequalCopy, unequal_copy
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_checkpoint import CONFIG, read_config, weight_files
-from pivotrl.megatron.layer_outputs import layer_outputs
+from pivotrl.megatron.layer_outputs import LayerOutputs, layer_outputs
 from pivotrl.megatron.layout import ModelShape, check_model, check_shared_prefix, check_world
 from pivotrl.megatron.measures import StepMeasures, parameter_drift
 from pivotrl.megatron.model import LanguageModel, build_model
@@ -35,6 +36,7 @@ from pivotrl.megatron.parallel import control_group, initialize_parallel, runnin
 from pivotrl.megatron.passes import logprob_pass, training_pass
 from pivotrl.megatron.replay import RouterMemory, router_memory
 from pivotrl.megatron.update import PolicyUpdate
+from pivotrl.megatron.upstream import parallel_state
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
 _MAX_SUFFIX = "/max"
@@ -184,11 +186,22 @@ class Trainer:
         """The policy's weights by Hugging Face name, for an engine; they may share memory with the trainer and change in the next step."""
         return hf_weights.export_hf(self._policy)
 
-    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What embedding, every layer and the final norm give for one sequence, float32 [T, H] on the CPU (layer_outputs.py)."""
+    def replica_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float) -> list[list[torch.Tensor]]:
+        """`token_logprobs` of every micro-batch by every data parallel replica, replica by replica; no router's choices are remembered."""
+        size = parallel_state.get_data_parallel_world_size()
+        # Micro-batches are dealt out to the replicas in turn.
+        logprobs = logprob_pass(self._policy, [batch for batch in micro_batches for _ in range(size)], temperature=temperature)
+        return [logprobs[replica::size] for replica in range(size)]
+
+    def unequal_copy(self) -> UnequalCopy | None:
+        """The first part of the weights that two processes should hold alike and do not (copies.py)."""
+        return unequal_copy(self._policy)
+
+    def layer_outputs(self, token_ids: Sequence[int]) -> LayerOutputs:
+        """What embedding, every layer and the final norm give for one sequence, in every data parallel replica (layer_outputs.py)."""
         return layer_outputs(self._policy, token_ids)
 
-    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> dict[str, torch.Tensor] | str:
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> LayerOutputs | str:
         """`layer_outputs` of a checkpoint in another layout on the same processes; where a process cannot build its part, why.
 
         This trainer gives up its model for it and must not be used afterwards, except to call this again.

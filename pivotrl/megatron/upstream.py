@@ -12,6 +12,8 @@ PLATFORM = activate()
 
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing.core import CheckpointingException  # noqa: E402
+from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories  # noqa: E402
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.extensions.transformer_engine import TEDotProductAttention  # noqa: E402
@@ -51,12 +53,14 @@ __all__ = [
     "PackedSeqParams",
     "RouterReplay",
     "RouterReplayAction",
+    "ShardedTensor",
     "TEDotProductAttention",
     "TopKRouter",
     "TransformerConfig",
     "TransformerLayer",
     "all_to_all_hp2sp",
     "all_to_all_sp2hp",
+    "apply_factories",
     "dist_checkpointing",
     "filesystem_async",
     "finalize_model_grads",
@@ -66,6 +70,7 @@ __all__ = [
     "get_megatron_optimizer",
     "mamba_mixer",
     "model_parallel_cuda_manual_seed",
+    "nested_values",
     "parallel_state",
     "reduce_from_tensor_model_parallel_region",
     "unwrap_model",

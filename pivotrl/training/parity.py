@@ -2,7 +2,8 @@
 
 `Gated` wraps a source; the loop does not know. A check samples a few pivots with their own random numbers, so that it changes nothing else,
 prints a table and gives metrics; above the recipe's threshold it stops the run with the first place that differs: weights (by digest),
-template, shift, temperature (by score), embedding, layer or head (against transformers on the exported weights), or else the engine itself.
+replicas against each other, template, shift, temperature (by score), embedding, layer or head (against transformers on the exported weights),
+or else the engine itself. Every data parallel replica scores every token, since in training each of them scores its share.
 Consumes the engine only between `publish` and `batch`, when it holds the trainer's weights. docs/parity.md.
 """
 
@@ -22,12 +23,24 @@ from pivotrl.config.schema import ParallelConfig, Recipe, SamplingConfig, TrainC
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.identity import derive_seed
 from pivotrl.objective.kl import bounded_ratio
+from pivotrl.objective.microbatch import MicroBatch
 from pivotrl.observability.sinks import PARITY_FINDINGS
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import read_jsonl, write_jsonl
 from pivotrl.training.batching import train_batch, train_micro_batches
-from pivotrl.training.parity_findings import ActionScores, Finding, largest_difference, shift_finding, temperature_finding, weights_finding
+from pivotrl.training.parity_findings import (
+    ENGINE,
+    ActionScores,
+    Finding,
+    copies_finding,
+    largest_difference,
+    replica_finding,
+    shift_finding,
+    temperature_finding,
+    unlike_replica,
+    weights_finding,
+)
 from pivotrl.training.parity_layers import layers_finding
 from pivotrl.training.protocols import PolicyTrainer, Source, StepData
 from pivotrl.training.validation import choose_tasks
@@ -41,7 +54,7 @@ _SPECIAL_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class ParityStatistics:
-    """Of all tokens of a check: |log-prob difference| and ratio pi_trainer / pi_engine, as (mean, 99th percentile, max)."""
+    """Of all tokens of a check, scored by every replica: |log-prob difference| and ratio pi_trainer / pi_engine, as (mean, 99th percentile, max)."""
 
     num_tokens: int
     difference: tuple[float, float, float]
@@ -112,11 +125,12 @@ class ParityGate:
         """
         self._check_prompts(step)
         samples = self._sampled(step)
-        scores = self._scored(samples, self._temperature)
+        replicas = self._scored_by_replicas(samples)
+        scores = [action for actions in replicas for action in actions]
         statistics = ParityStatistics.of(scores)
         sys.stderr.write(statistics.table(step))
         if not largest_difference(scores) <= self._parity.max_logprob_difference:
-            finding = self._finding(samples, scores)
+            finding = self._finding(samples, replicas)
             self._keep(finding, step, largest=statistics.difference[2])
             raise UserError(
                 f"engine and trainer disagree at step {step}: {finding.place}: {finding.what} (largest |log-prob difference| "
@@ -168,34 +182,42 @@ class ParityGate:
             for completion in group
         ]
 
+    def _scored_by_replicas(self, samples: Sequence[TrainSample]) -> list[list[ActionScores]]:
+        """Every action by the engine and by each of the trainer's data parallel replicas, batched as the recipe batches."""
+        micro_batches = self._micro_batches(samples)
+        return [_scores(micro_batches, logprobs) for logprobs in self._trainer.replica_logprobs(micro_batches, temperature=self._temperature)]
+
     def _scored(self, samples: Sequence[TrainSample], temperature: float) -> list[ActionScores]:
-        """Every action by both, batched as the recipe batches."""
-        micro_batches = train_micro_batches(
+        """Every action by engine and trainer."""
+        micro_batches = self._micro_batches(samples)
+        return _scores(micro_batches, self._trainer.token_logprobs(micro_batches, temperature=temperature, reference=False))
+
+    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
+        return train_micro_batches(
             train_batch(samples), batching=self._config.batching, micro_batch_tokens=self._config.micro_batch_tokens, skip_zero_variance=False
         )
-        scores = []
-        for batch, logprobs_B_T in zip(
-            micro_batches, self._trainer.token_logprobs(micro_batches, temperature=temperature, reference=False), strict=True
-        ):
-            assert batch.behavior_logprobs_B_T is not None
-            for row, is_action_T in enumerate(batch.action_mask_B_T != 0):
-                engine_T, trainer_T = batch.behavior_logprobs_B_T[row][is_action_T], logprobs_B_T[row].cpu()[is_action_T]
-                scores.append(ActionScores(engine_T.double(), trainer_T.double()))
-        return scores
 
-    def _finding(self, samples: Sequence[TrainSample], scores: Sequence[ActionScores]) -> Finding:
+    def _finding(self, samples: Sequence[TrainSample], replicas: Sequence[Sequence[ActionScores]]) -> Finding:
         """The first explanation that holds, the cheapest first."""
         threshold = self._parity.max_logprob_difference
         # A checkpoint that is being written holds the state before this check; the search may take the model apart.
         self._trainer.finish_saving()
         if finding := self._weights_finding():
             return finding
-        if finding := shift_finding(scores, threshold=threshold):
-            return finding
-        if finding := temperature_finding(lambda other: self._scored(samples, other), temperature=self._temperature, threshold=threshold):
-            return finding
-        if finding := self._prompt_finding(samples):
-            return finding
+        if unequal := self._trainer.unequal_copy():
+            return copies_finding(unequal)
+        replica = unlike_replica(replicas, threshold=threshold)
+        if replica is None:
+            if finding := shift_finding(replicas[0], threshold=threshold):
+                return finding
+            if finding := temperature_finding(lambda other: self._scored(samples, other), temperature=self._temperature, threshold=threshold):
+                return finding
+            if finding := self._prompt_finding(samples):
+                return finding
+        finding = self._layers_finding(samples)
+        return finding if replica is None or finding.place != ENGINE else replica_finding(replica)
+
+    def _layers_finding(self, samples: Sequence[TrainSample]) -> Finding:
         with tempfile.TemporaryDirectory(dir=self._scratch_dir, prefix="parity_") as folder:
             self._trainer.save_hf(Path(folder) / "hf")
             return layers_finding(
@@ -203,7 +225,7 @@ class ParityGate:
                 samples,
                 Path(folder),
                 temperature=self._temperature,
-                threshold=threshold,
+                threshold=self._parity.max_logprob_difference,
                 parallel=self._parallel,
             )
 
@@ -288,6 +310,16 @@ class Gated:
     def resume(self, trainer: PolicyTrainer, position: Mapping[str, Any]) -> None:
         """The source's."""
         self._source.resume(trainer, position)
+
+
+def _scores(micro_batches: Sequence[MicroBatch], logprobs: Sequence[torch.Tensor]) -> list[ActionScores]:
+    scores = []
+    for batch, logprobs_B_T in zip(micro_batches, logprobs, strict=True):
+        assert batch.behavior_logprobs_B_T is not None
+        for row, is_action_T in enumerate(batch.action_mask_B_T != 0):
+            engine_T, trainer_T = batch.behavior_logprobs_B_T[row][is_action_T], logprobs_B_T[row].cpu()[is_action_T]
+            scores.append(ActionScores(engine_T.double(), trainer_T.double()))
+    return scores
 
 
 def _summary(values: torch.Tensor) -> tuple[float, float, float]:

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     model, tolerance = load_model(folder / "hf")
     token_ids = read_json(folder / _TOKENS)["token_ids"]
     difference = first_difference(alone.layer_outputs(token_ids), model, token_ids, tolerance)
-    write_json(folder / _PLACE, {"place": difference[0] if difference else None})
+    write_json(folder / _PLACE, {"place": difference.place if difference else None})
 
 
 if __name__ == "__main__":

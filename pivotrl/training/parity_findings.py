@@ -10,10 +10,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from pivotrl.weights.manifest import tensor_digest
+
+if TYPE_CHECKING:
+    from pivotrl.megatron.copies import UnequalCopy
 
 # Exact in every number format, so that a scaled tensor's digest can be found again.
 _SCALES = (0.0, 0.25, 0.5, 2.0, 4.0, -1.0)
@@ -22,6 +26,7 @@ _MIN_SHIFTED_TOKENS = 8
 _STALE_FRAC = 0.5
 _TEMPERATURE_SPAN, _GRID_POINTS, _REFINEMENTS = 4.0, 17, 24
 _GOLDEN = (math.sqrt(5) - 1) / 2
+ENGINE = "engine"
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(.*)$")
 
 
@@ -34,7 +39,7 @@ class Finding:
     """
 
     place: str
-    """weights, template, shift, temperature, embedding, layer <i>, head, or engine."""
+    """weights, template, shift, temperature, replicas, embedding, layer <i>, final norm, head, or engine."""
     what: str
     fix: str
 
@@ -96,6 +101,33 @@ def _swap(name: str, owner: str) -> str:
     if here and there and here[1] == there[1] and here[3] == there[3]:
         return f"swapped experts: {here[1]} holds expert {there[2]}'s {here[3]!r} in place of expert {here[2]}'s"
     return f"swapped tensors: {name!r} holds {owner!r}"
+
+
+def copies_finding(unequal: UnequalCopy) -> Finding:
+    """Two processes of the trainer hold different bytes of what should be the same; the engine was sent one of the two."""
+    what = (
+        f"processes {unequal.other} and {unequal.process} of the trainer should hold the same and do not: {unequal.name} "
+        f"({unequal.num_unequal} {'part differs' if unequal.num_unequal == 1 else 'parts differ'} between its copies)"
+    )
+    return Finding("weights", what, "go on from the last checkpoint, which holds one copy; if it comes back, test the devices of both")
+
+
+def unlike_replica(replicas: Sequence[Sequence[ActionScores]], *, threshold: float) -> int | None:
+    """The first data parallel replica whose log-probs are not those of replica 0; None where all are alike."""
+    first = [action.trainer_T for action in replicas[0]]
+    for number, actions in enumerate(replicas[1:], 1):
+        if not largest_difference([ActionScores(ours_T, action.trainer_T) for ours_T, action in zip(first, actions, strict=True)]) <= threshold:
+            return number
+    return None
+
+
+def replica_finding(replica: int) -> Finding:
+    """Of replicas that differed and, asked again, do not."""
+    what = (
+        f"data parallel replica {replica} gave the same tokens other log-probs than replica 0, from equal weights, and layer by layer, "
+        "asked again, the same: it computes wrongly at times"
+    )
+    return Finding("replicas", what, "test the devices of that replica's processes; the same command goes on from the last checkpoint")
 
 
 def shift_finding(actions: Sequence[ActionScores], *, threshold: float) -> Finding | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from pivotrl.config.schema import ParallelConfig
+from pivotrl.megatron.layer_outputs import LayerOutputs
+from pivotrl.megatron.processes import num_processes
 from pivotrl.training.batching import train_batch, train_micro_batches
-from pivotrl.training.parity_axes import ONE_PROCESS, axis_at_fault, layout_words
+from pivotrl.training.parity_axes import axis_at_fault, layout_words
 from pivotrl.training.parity_child import place_in_one_process
-from pivotrl.training.parity_findings import Finding
+from pivotrl.training.parity_findings import ENGINE, Finding
 from pivotrl.training.protocols import PolicyTrainer
 from pivotrl.types import TrainSample
 from pivotrl.weights.transformers_model import load_transformers
@@ -30,6 +33,8 @@ from pivotrl.weights.transformers_model import load_transformers
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 # Settings of a mixture that no weight holds: what a router or expert layer calls them, and what they are when forgotten.
 _FORGOTTEN: Mapping[str, Callable[[Any], Any]] = {"routed_scaling_factor": lambda _value: 1.0, "norm_topk_prob": lambda value: not value}
+
+_REPLICA_FIX = "test the devices and nodes of those processes; the same command goes on from the last checkpoint"
 
 
 def layers_finding(
@@ -40,24 +45,27 @@ def layers_finding(
     Args:
         samples: the actions of the check, with the engine's log-probs; the longest one goes through both models.
         folder: a scratch directory with the trainer's export as hf/.
-        parallel: the trainer's layout; where it has an axis, a trainer of one process and each axis alone are asked as well.
+        parallel: the trainer's layout; where it has an axis, a trainer of one process and smaller layouts are asked as well.
     """
     layout = layout_words(parallel)
     model, tolerance = load_model(folder / "hf")
     longest = max(samples, key=lambda sample: len(sample.prompt_token_ids) + len(sample.completion_token_ids))
     token_ids = (*longest.prompt_token_ids, *longest.completion_token_ids)
     if difference := first_difference(trainer.layer_outputs(token_ids), model, token_ids, tolerance):
-        place, size = difference
-        what = f"the trainer ({layout}) and transformers give different outputs from the same weights, here first: by {size:.2g} of the largest value"
-        if layout != ONE_PROCESS:
+        what = f"the trainer ({layout}) and transformers give different outputs from the same weights, here first: by {difference.size:.2g} "
+        what += f"of the largest value{difference.whose}"
+        if num_processes() > 1:
             what += _layout_fault(trainer, model, folder, token_ids, tolerance=tolerance, parallel=parallel)
-        return Finding(place, what, "compare the settings of that layer with config.json, and train in the layout of one process meanwhile")
+        fix = "compare the settings of that layer with config.json, and train in the layout of one process meanwhile"
+        return Finding(difference.place, what, _REPLICA_FIX if difference.processes else fix)
     batches = train_micro_batches(train_batch([longest]), batching="padded", micro_batch_tokens=1, skip_zero_variance=False)
-    scored_T = trainer.token_logprobs(batches, temperature=temperature, reference=False)[0][0, len(longest.prompt_token_ids) :].cpu()
-    head = float((scored_T - _logprobs(model, longest, temperature)).abs().max())
-    if not head <= max(threshold, tolerance):
-        what = f"the trainer ({layout}) and transformers agree up to the final norm and give log-probs that differ by {head:.2g}"
-        return Finding("head", what, "compare vocab_size and tie_word_embeddings of the checkpoint's config.json with its tensors")
+    expected_T = _logprobs(model, longest, temperature)
+    for replica, logprobs in enumerate(trainer.replica_logprobs(batches, temperature=temperature)):
+        head = float((logprobs[0][0, len(longest.prompt_token_ids) :].cpu() - expected_T).abs().max())
+        if not head <= max(threshold, tolerance):
+            whose = f", data parallel replica {replica}" if replica else ""
+            what = f"the trainer ({layout}{whose}) and transformers agree up to the final norm and give log-probs that differ by {head:.2g}"
+            return Finding("head", what, "compare vocab_size and tie_word_embeddings of the checkpoint's config.json with its tensors")
     return _engine_finding(model, samples, temperature, threshold)
 
 
@@ -66,9 +74,9 @@ def _layout_fault(
 ) -> str:
     """Whether the layout is at fault, and which axis of it."""
 
-    def place_of(outputs: Mapping[str, torch.Tensor]) -> str | None:
-        difference = first_difference(outputs, model, token_ids, tolerance)
-        return difference[0] if difference else None
+    def place_of(ours: LayerOutputs) -> str | None:
+        difference = first_difference(ours, model, token_ids, tolerance)
+        return f"{difference.place}{difference.whose}" if difference else None
 
     try:
         alone = place_in_one_process(folder, token_ids)
@@ -89,14 +97,38 @@ def load_model(hf_dir: Path) -> tuple[PreTrainedModel, float]:
     return model.float(), tolerance
 
 
-def first_difference(
-    ours: Mapping[str, torch.Tensor], model: PreTrainedModel, token_ids: Sequence[int], tolerance: float
-) -> tuple[str, float] | None:
-    """The first place where outputs differ by more than `tolerance` of the largest value, and by how much."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where the trainer's outputs are not transformers'.
+
+    >>> Difference("layer 1", 0.5, (2, 3)).whose
+    ' in the data parallel replica of processes 2, 3 alone'
+    """
+
+    place: str
+    size: float
+    """Share of the largest value."""
+    processes: tuple[int, ...] = ()
+    """Those of the data parallel replica that differs where the first one does not."""
+
+    @property
+    def whose(self) -> str:
+        """For a message."""
+        if not self.processes:
+            return ""
+        noun = "process" if len(self.processes) == 1 else "processes"
+        return f" in the data parallel replica of {noun} {', '.join(map(str, self.processes))} alone"
+
+
+def first_difference(ours: LayerOutputs, model: PreTrainedModel, token_ids: Sequence[int], tolerance: float) -> Difference | None:
+    """Where outputs differ first by more than `tolerance` of the largest value, in any data parallel replica."""
     for place, theirs_T_H in transformers_outputs(model, token_ids).items():
-        difference = float((ours[place] - theirs_T_H).abs().max() / theirs_T_H.abs().max())
+        difference = float((ours.outputs[place] - theirs_T_H).abs().max() / theirs_T_H.abs().max())
         if not difference <= tolerance:
-            return place, difference
+            return Difference(place, difference)
+        for replica in ours.replicas:
+            if not replica.differences[place] <= tolerance:
+                return Difference(place, replica.differences[place], replica.processes)
     return None
 
 
@@ -133,9 +165,9 @@ def _engine_finding(model: PreTrainedModel, samples: Sequence[TrainSample], temp
             differences = [(_logprobs(model, s, temperature) - torch.tensor(s.behavior_logprobs_T)).abs().max() for s in samples]
         if max(map(float, differences)) <= threshold:
             what = f"wrong expert scale: its log-probs are those of the model with {name} {forget(before)} in place of {before}"
-            return Finding("engine", what, "look at how the engine reads that setting of config.json")
+            return Finding(ENGINE, what, "look at how the engine reads that setting of config.json")
     what = "the trainer equals transformers in every layer on the exported weights, so the engine computes something else"
-    return Finding("engine", what, "compare the engine's number format, version and kernels; a packed copy of a weight may be stale")
+    return Finding(ENGINE, what, "compare the engine's number format, version and kernels; a packed copy of a weight may be stale")
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from pivotrl.objective.microbatch import LossFunction, MicroBatch
 if TYPE_CHECKING:
     import torch
 
+    from pivotrl.megatron.copies import UnequalCopy
+    from pivotrl.megatron.layer_outputs import LayerOutputs
+
 
 class StepResult(Protocol):
     """What one optimizer step reports; `sums` are the loss's sums over all micro-batches of the step, `measures` what it cost and did."""
@@ -52,11 +55,19 @@ class PolicyTrainer(Protocol):
         """All weights under their Hugging Face names."""
         ...
 
-    def layer_outputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
+    def replica_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float) -> list[list[torch.Tensor]]:
+        """`token_logprobs` by every data parallel replica, replica by replica; changes nothing."""
+        ...
+
+    def unequal_copy(self) -> UnequalCopy | None:
+        """A part of the weights that two processes should hold alike and do not; asked for only where engine and trainer disagree."""
+        ...
+
+    def layer_outputs(self, token_ids: Sequence[int]) -> LayerOutputs:
         """Outputs [T, H] of "embedding", "layer 0" ... and "final norm" for one sequence; asked for only where engine and trainer disagree."""
         ...
 
-    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor] | str:
+    def outputs_in_layout(self, checkpoint_dir: Path, parallel: ParallelConfig, token_ids: Sequence[int]) -> LayerOutputs | str:
         """`layer_outputs` of a checkpoint in another layout on the same processes, or why there is none; this trainer has no model afterwards."""
         ...
 

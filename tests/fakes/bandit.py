@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pivotrl.identity import derive_seed
+from pivotrl.megatron.layer_outputs import LayerOutputs
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 from pivotrl.rollouts.local import LocalTask
 from pivotrl.rundir import SUCCESS, read_json, write_json
@@ -83,8 +84,13 @@ class BanditTrainer:
         self._on_call("named_tensors")
         yield "table", self.table.detach()
 
-    def layer_outputs(self, token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
-        return {"embedding": self.table.detach()[list(token_ids)]}
+    def replica_logprobs(self, micro_batches: Sequence[MicroBatch], *, temperature: float) -> list[list[torch.Tensor]]:
+        return [self.token_logprobs(micro_batches, temperature=temperature)]
+
+    def unequal_copy(self) -> None: ...
+
+    def layer_outputs(self, token_ids: Sequence[int]) -> LayerOutputs:
+        return LayerOutputs({"embedding": self.table.detach()[list(token_ids)]}, ())
 
     def outputs_in_layout(self, checkpoint_dir: Path, parallel: object, token_ids: Sequence[int]) -> str:
         return "a table has no layout"

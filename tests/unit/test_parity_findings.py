@@ -8,8 +8,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from pivotrl.megatron.copies import UnequalCopy
 from pivotrl.training.parity import ParityStatistics
-from pivotrl.training.parity_findings import ActionScores, largest_difference, shift_finding, temperature_finding, weights_finding
+from pivotrl.training.parity_findings import (
+    ActionScores,
+    copies_finding,
+    largest_difference,
+    shift_finding,
+    temperature_finding,
+    unlike_replica,
+    weights_finding,
+)
 from pivotrl.weights.manifest import tensor_digest
 
 THRESHOLD = 1e-3
@@ -79,3 +88,22 @@ def test_statistics_by_hand() -> None:
     assert statistics.difference == pytest.approx((0.0995, 0.197, 0.199))
     assert statistics.ratio == pytest.approx((sum(math.exp(i / 1000) for i in range(200)) / 200, math.exp(0.197), math.exp(0.199)))
     assert largest_difference(actions([[0.0]], [[math.nan]])) == math.inf
+
+
+def test_the_first_replica_that_is_unlike_the_first() -> None:
+    engine = [[-0.5, -1.0], [-2.0]]
+    first, second = actions(engine, [[-0.5, -1.0], [-2.0]]), actions(engine, [[-0.5, -1.0005], [-2.0]])
+    third = actions(engine, [[-0.5, -1.0], [-2.01]])
+    lost = actions(engine, [[-0.5, math.nan], [-2.0]])
+    assert unlike_replica([first], threshold=THRESHOLD) is None
+    assert unlike_replica([first, second], threshold=THRESHOLD) is None
+    assert unlike_replica([first, second, third, lost], threshold=THRESHOLD) == 2
+    assert unlike_replica([first, lost], threshold=THRESHOLD) == 1
+    # All of them may be wrong and alike: then it is no matter of replicas.
+    assert unlike_replica([third, third], threshold=THRESHOLD) is None
+
+
+def test_unequal_copies() -> None:
+    finding = copies_finding(UnequalCopy("norm.weight of layer 3", 5, 1, num_unequal=2))
+    assert finding.place == "weights"
+    assert "processes 1 and 5 of the trainer should hold the same and do not: norm.weight of layer 3 (2 parts differ" in finding.what
