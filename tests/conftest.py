@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,17 @@ def shared_data() -> Path:
             pytest.fail(f"{_SHARED_DATA} is missing and CI=true: the shared trajectories must lie beside the checkout")
         pytest.skip(f"no shared trajectories at {_SHARED_DATA}")
     return _SHARED_DATA
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Float sums depend on the number of threads: for tests that compare runs bit for bit, some of them in other processes."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -112,3 +112,16 @@ def reference_logprobs(model: PreTrainedModel, batches: Sequence[MicroBatch], *,
         logits = model(batch.token_ids_B_T).logits.float() / temperature
         logprobs = logits.log_softmax(-1)[:, :-1].gather(2, batch.token_ids_B_T[:, 1:, None])[..., 0]
         yield torch.nn.functional.pad(logprobs, (1, 0)) * batch.action_mask_B_T
+
+
+def logprobs_by_row(batches: Sequence[MicroBatch], logprobs: Sequence[torch.Tensor]) -> dict[str, list[float]]:
+    """Log-probs of every action, by the tokens of its row: the same key in whatever micro-batch and layout.
+
+    Args:
+        logprobs: as `Trainer.token_logprobs` gives them for these micro-batches.
+    """
+    return {
+        " ".join(map(str, batch.token_ids_B_T[row, :length].tolist())): values_B_T[row, batch.action_mask_B_T[row] != 0].tolist()
+        for batch, values_B_T in zip(batches, logprobs, strict=True)
+        for row, length in enumerate(batch.lengths_B.tolist())
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.train_samples import draw_samples
-from fakes.trainer_batches import policy_loss
+from fakes.trainer_batches import logprobs_by_row, policy_loss
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.config.training import Batching
@@ -35,11 +35,7 @@ def measure(job: tuple[str, dict[str, Any], Batching]) -> dict[str, Any]:
     )
     step = train_batch(draw_samples(_GROUPS))
     batches = train_micro_batches(step, batching=batching, micro_batch_tokens=_BUDGET, skip_zero_variance=True)
-    logprobs = {}
-    for batch, values_B_T in zip(batches, trainer.token_logprobs(batches, temperature=TEMPERATURE), strict=True):
-        for row, length in enumerate(batch.lengths_B.tolist()):
-            key = " ".join(map(str, batch.token_ids_B_T[row, :length].tolist()))
-            logprobs[key] = values_B_T[row, batch.action_mask_B_T[row] != 0].tolist()
+    logprobs = logprobs_by_row(batches, trainer.token_logprobs(batches, temperature=TEMPERATURE))
     steps = [trainer.step(batches, policy_loss, temperature=TEMPERATURE) for _ in range(2)]
     biases = (
         {name: tensor.tolist() for name, tensor in trainer.named_tensors() if name.endswith("e_score_correction_bias")} if _has_bias(model) else {}

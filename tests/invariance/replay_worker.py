@@ -9,7 +9,7 @@ from typing import Any
 
 from fakes.routes import routed, without_first_tokens
 from fakes.train_samples import draw_samples
-from fakes.trainer_batches import policy_loss
+from fakes.trainer_batches import logprobs_by_row, policy_loss
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.config.training import Batching
@@ -44,11 +44,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     samples = step_samples(job["layers"])
     trainer = replaying_trainer(job["model"], ParallelConfig(**job["parallel"]))
     batches = micro_batches(samples, job["batching"])
-    logprobs = {}
-    for batch, values_B_T in zip(batches, trainer.token_logprobs(batches, temperature=TEMPERATURE), strict=True):
-        for row, length in enumerate(batch.lengths_B.tolist()):
-            key = " ".join(map(str, batch.token_ids_B_T[row, :length].tolist()))
-            logprobs[key] = values_B_T[row, batch.action_mask_B_T[row] != 0].tolist()
+    logprobs = logprobs_by_row(batches, trainer.token_logprobs(batches, temperature=TEMPERATURE))
     steps = [trainer.step(batches, policy_loss, temperature=TEMPERATURE) for _ in range(2)]
     return {"logprobs": logprobs, "steps": [[one.loss, one.grad_norm, one.measures["routes_replayed"]] for one in steps]}
 

@@ -9,7 +9,6 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from pivotrl.errors import UserError
 from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.megatron.upstream import filesystem_async
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 _HERE = Path(__file__).resolve().parent
 _EXTRA = {"data_position": 12, "ledger": ["a", "b"]}
@@ -42,15 +43,6 @@ def run_steps(trainer: Trainer, *, last: int) -> list[float]:
         batches = [] if trainer.steps_done == 3 else [joined(rows[:2]), joined(rows[2:])]
         losses.append(trainer.step(batches, policy_loss, temperature=1.0).loss)
     return losses
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and the other process uses one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

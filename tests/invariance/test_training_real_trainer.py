@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from fakes.bandit import Killed
 from fakes.tiny_run import run_tiny, save_tiny, stop_tokens, tiny_config
 
@@ -21,17 +20,10 @@ from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import read_jsonl
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # float32 sums in another order: kernels of the engine against those of the trainer.
 PARITY = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Float sums depend on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 from fakes.bandit import Killed
 from fakes.tiny_run import run_tiny, save_tiny, stop_tokens, tiny_config
 
@@ -21,19 +19,12 @@ from pivotrl.rollouts.render import Renderer
 from pivotrl.rundir import read_jsonl
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CORRECTION = {"type": "truncated", "level": "token", "cap": 4.0}
 ENGINE = TransformersEngineConfig(type="transformers", batch_size=16, dtype="bfloat16", enable_return_routed_experts=True)
 REPLAY = MoeConfig(router_replay="rollout")
 FILES = ("metrics.jsonl", "rollouts.jsonl", "ledger.jsonl", "hf/model.safetensors", "manifest.json")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Float sums depend on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
