@@ -11,6 +11,7 @@ the packed one; the prefix cache keeps keys and values of the old weights. The r
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
@@ -25,12 +26,12 @@ from pivotrl.errors import UserError
 from pivotrl.megatron.architecture import LayerKind, layers, num_experts
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_config import read_config
-from pivotrl.megatron.safetensors_headers import read_shapes
+from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
 from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
-from pivotrl.weights.manifest import TensorSpec, VerifiedStream, WeightCensus, check_stream, tensor_digest
+from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream, loses_precision, tensor_digest
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -67,7 +68,11 @@ class VllmEngine:
         expert_layers: ExpertLayers | None,
     ) -> None:
         model_config = llm.llm_engine.model_config
-        self._llm, self._checkpoint_dir, self._census = llm, checkpoint_dir, checkpoint_census(checkpoint_dir, dtype)
+        self._llm, self._checkpoint_dir = llm, checkpoint_dir
+        census = checkpoint_census(checkpoint_dir, dtype)
+        for types in llm.apply_model(functools.partial(_held_wider, names=tuple(census.tensors), dtype=dtype)):
+            census = with_types(census, types)
+        self._census = census
         self._digests: dict[str, str] | None = None
         self._stop_token_ids = tuple(stop_token_ids)
         self._policy_version = policy_version
@@ -160,7 +165,10 @@ class VllmEngine:
         return results
 
     def weight_census(self) -> WeightCensus:
-        """Names, shapes and types that `load_weights` demands: those of the checkpoint the engine was started on."""
+        """Names and shapes that `load_weights` demands: those of the checkpoint the engine was started on.
+
+        Types are engine.dtype, but that of vLLM's own parameter where it is wider (Mamba's decay, biases of expert choice).
+        """
         return self._census
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -317,27 +325,20 @@ def _digested(named_tensors: Iterable[tuple[str, torch.Tensor]], digests: dict[s
         yield name, tensor
 
 
-def checkpoint_census(checkpoint_dir: Path, dtype: torch.dtype) -> WeightCensus:
-    """The tensors of a checkpoint's safetensors files, from their headers alone, as an engine stores them in `dtype`.
+def _held_wider(model: Any, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Of a checkpoint's tensors those that vLLM holds in a wider type than `dtype`, and the type; runs inside vLLM's worker.
 
-    Raises:
-        UserError: for a directory without config.json or safetensors, or with a file that is cut short.
+    Where a wide parameter is none of the checkpoint's by vLLM's own renaming, any tensor whose place is unknown may be part of it: all of those
+    are then demanded in its type, and vLLM rounds what it holds in `dtype`.
     """
-    from transformers import AutoConfig
-
-    files = sorted(checkpoint_dir.glob("*.safetensors"))
-    if not files or not (checkpoint_dir / "config.json").is_file():
-        raise UserError(
-            f"{checkpoint_dir} holds no checkpoint (config.json and *.safetensors)",
-            rule="the policy is a Hugging Face checkpoint directory",
-            fix="check the path of the model or of the stage that writes it",
-        )
-    tensors = {name: TensorSpec(shape, dtype) for file in files for name, shape in read_shapes(file).items()}
-    is_tied = AutoConfig.from_pretrained(checkpoint_dir, local_files_only=True).get_text_config(decoder=True).tie_word_embeddings
-    embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), None)
-    if not is_tied or embedding is None:
-        return WeightCensus(tensors, {})
-    return WeightCensus({name: spec for name, spec in tensors.items() if name != "lm_head.weight"}, {"lm_head.weight": embedding})
+    held = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    wide = {name: held_type for name, held_type in held.items() if held_type.is_floating_point and loses_precision(held_type, dtype)}
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    places = {name: name if mapper is None else mapper.map_name(name) for name in names}
+    types = {name: wide[place] for name, place in places.items() if place in wide}
+    if missed := sorted(wide.keys() - places.values()):
+        types |= {name: wide[missed[0]] for name, place in places.items() if place not in held}
+    return types
 
 
 def _tied_pair(model: Any) -> tuple[Any, Any] | None:

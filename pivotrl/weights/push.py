@@ -42,6 +42,7 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
     """Loads all weights into the engine under a policy version.
 
     Float tensors wider than the engine's are rounded here, because the recipe's engine.dtype asks for it; an engine itself refuses them.
+    Narrower ones are widened, which loses nothing: what is sent, held and compared are the same bytes.
 
     Raises:
         ValueError: for an unknown, repeated, missing or misshapen tensor, naming it; the engine must not be used after that.
@@ -53,7 +54,7 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
     def in_engine_type() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in named_tensors:
             sent = _to_engine_type(tensor, census.spec(name) if census else None)
-            if sent is not tensor:
+            if loses_precision(tensor.dtype, sent.dtype):
                 rounded.append(name)
             yield name, sent
 
@@ -73,7 +74,7 @@ def push(named_tensors: Iterable[tuple[str, torch.Tensor]], engine: Engine, vers
 
 
 def _to_engine_type(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
-    """The tensor itself wherever the engine can hold it exactly, or refuses it for another reason."""
-    if spec is None or not (tensor.is_floating_point() and spec.dtype.is_floating_point and loses_precision(tensor.dtype, spec.dtype)):
+    """The tensor in the type that the engine holds it in; itself where the engine refuses it for another reason."""
+    if spec is None or not (tensor.is_floating_point() and spec.dtype.is_floating_point):
         return tensor
     return tensor.to(spec.dtype)

@@ -5,22 +5,27 @@ Runs after the engine contract in a full run, so it also shows that a second eng
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from fakes.tiny_llama import PAD, STOP, VOCAB, forward_logprobs, save_tiny_llama, tiny_llama, tiny_mixture
+from fakes.trainer_batches import save_model
 from safetensors.torch import load_file
 
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.conversion import Request, convert
+from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _repack, checkpoint_census
+from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _held_wider, _repack
 from pivotrl.weights.manifest import VerifiedStream, tensor_digest, tensor_record
+from pivotrl.weights.push import push
 
 CONFIG = VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8)
 REQUESTS = [GenerationRequest(tuple(range(5, 5 + length)), (11, 12, 13), 0.8, 20) for length in (4, 40, 17)]
@@ -110,6 +115,55 @@ def test_vllm_loads_what_convert_wrote(tmp_path: Path) -> None:
         assert logits_T_V.argmax(dim=1).tolist() == list(sample.token_ids)
         expected = logits_T_V.log_softmax(dim=1).amax(dim=1)
         assert (torch.tensor(sample.logprobs) - expected).abs().max() < 1e-4
+    engine.close()
+
+
+def held_types(parameters: Mapping[str, torch.dtype], mapper: Any, names: Iterable[str]) -> dict[str, torch.dtype]:
+    """Of a model of vLLM's form in bfloat16."""
+    held = {name: torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for name, dtype in parameters.items()}
+    model = SimpleNamespace(named_parameters=held.items, hf_to_vllm_mapper=mapper)
+    return _held_wider(model, names=tuple(names), dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_bfloat16_engine_is_sent_in_float32_what_it_holds_in_float32(tmp_path: Path) -> None:
+    """Nemotron-3 has the two parameters that vLLM makes in float32 whatever engine.dtype says (its experts run on GPUs alone)."""
+    from vllm.model_executor.models.nemotron_h import NemotronHForCausalLM
+
+    census = checkpoint_census(save_model(tmp_path, "nemotron_3"), torch.bfloat16)
+    parameters = {"model.layers.0.mixer.A": torch.float32, "model.layers.1.mixer.gate.e_score_correction_bias": torch.float32}
+    parameters |= {"model.layers.0.mixer.D": torch.bfloat16, "model.layers.3.mixer.gate.e_score_correction_bias": torch.float32}
+    census = with_types(census, held_types(parameters, NemotronHForCausalLM.hf_to_vllm_mapper, census.tensors))
+    wide = sorted(name for name, spec in census.tensors.items() if spec.dtype == torch.float32)
+    assert wide == [
+        f"backbone.layers.{place}" for place in ("0.mixer.A_log", "1.mixer.gate.e_score_correction_bias", "3.mixer.gate.e_score_correction_bias")
+    ]
+    assert {spec.dtype for spec in census.tensors.values()} == {torch.float32, torch.bfloat16}
+
+
+def test_what_may_be_part_of_an_unknown_float32_parameter_is_sent_in_float32() -> None:
+    parameters = {"norm": torch.bfloat16, "gates": torch.float32, "stacked": torch.float16}
+    assert held_types(parameters, None, ("norm", "gate.0", "gate.1")) == {"gate.0": torch.float32, "gate.1": torch.float32}
+    assert held_types({"norm": torch.bfloat16}, None, ("norm", "gate.0")) == {}
+
+
+@pytest.mark.slow
+def test_a_push_to_a_bfloat16_hybrid_rounds_what_it_holds_in_bfloat16_alone(tmp_path: Path) -> None:
+    """Mamba's decay by vLLM's own tensor: -exp of what was sent, to the last bit, and of no rounding of it."""
+    sizes: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
+    config = CONFIG.model_copy(update={"dtype": "bfloat16"})
+    engine = VllmEngine.load(save_model(tmp_path / "0", "nemotron_h", **sizes), config, stop_token_ids=(STOP,), pad_token_id=PAD)
+    sent = load_file(save_model(tmp_path / "1", "nemotron_h", seed=1, **sizes) / "model.safetensors")
+    decays = {name for name in sent if name.endswith("A_log")}
+    assert len(decays) == 2
+    for version, weights in enumerate((sent, {name: tensor.bfloat16() for name, tensor in sent.items()}), start=1):
+        report = push(weights.items(), engine, version)
+        assert report.num_rounded == (len(sent) - len(decays) if version == 1 else 0)
+        (held,) = engine._llm.apply_model(lambda model: {name: parameter.clone() for name, parameter in model.named_parameters()})
+        for name in decays:
+            layer = name.replace("backbone", "model").removesuffix("A_log")
+            assert torch.equal(held[layer + "A"], -torch.exp(weights[name].float()))
+            assert torch.equal(held[layer + "D"], weights[name.replace("A_log", "D")].bfloat16())
     engine.close()
 
 

@@ -30,6 +30,7 @@ from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.types import Completion
 from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.push import push
 
 STOP, PAD, TEMPERATURE = 1, 0, 0.9
 LENGTHS = (9, 2, 30, 14, 1, 9)
@@ -176,6 +177,21 @@ def test_weights_go_by_the_checkpoints_names_and_a_new_set_changes_the_samples(f
     assert engine.weight_digests() == {name: tensor_digest(tensor) for name, tensor in new.items()}
     requests = requests_of([5, 12])
     assert_logprobs(engine.generate(requests), requests, hf_model(family, seed=1))
+
+
+def test_a_bfloat16_engine_holds_the_biases_of_expert_choice_as_they_were_sent(tmp_path: Path) -> None:
+    """transformers keeps them in float32; a trainer in bfloat16 may send narrower ones, and digests agree all the same."""
+    config = TransformersEngineConfig(type="transformers", batch_size=8, dtype="bfloat16")
+    engine = TransformersEngine.load(save_model(tmp_path / "start", "nemotron_3"), config, stop_token_ids=(STOP,), pad_token_id=PAD)
+    sent = load_file(save_model(tmp_path / "new", "nemotron_3", seed=1) / "model.safetensors")
+    biases = {name: tensor for name, tensor in sent.items() if name.endswith("e_score_correction_bias")}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in biases.values()), "rounding would show"
+    assert push(sent.items(), engine, 1).num_rounded == len(sent) - len(biases)
+    for name, tensor in biases.items():
+        assert torch.equal(engine._held()[name], tensor)
+    assert push(((name, tensor.bfloat16()) for name, tensor in sent.items()), engine, 2).num_rounded == 0
+    for name, tensor in biases.items():
+        assert torch.equal(engine._held()[name], tensor.bfloat16().float())
 
 
 def test_a_model_without_keys_and_values_is_refused() -> None:
