@@ -17,17 +17,24 @@ from types import TracebackType
 class NumberedLocks:
     """As many exclusive locks as there are numbers, in one file: lock i is byte i, and the file stays empty.
 
+    Args:
+        make: False refuses a file that is not there.
+
     Raises:
         OSError: where the filesystem has no locks.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    def __init__(self, path: Path, *, make: bool = True) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o666)
 
     def __enter__(self) -> NumberedLocks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives all of them up."""
         os.close(self._descriptor)
 
     def acquire(self, number: int) -> None:

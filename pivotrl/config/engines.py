@@ -93,7 +93,7 @@ class ProcessesPlacement(_Replicas):
     """How weights travel. `shared_memory` holds them once in /dev/shm until the next hand-over, so that a replica that dies is rebuilt from
     there; `filesystem` holds them under `weights_dir`; `nccl` sends them from GPU to GPU and keeps nothing: a dead replica stays away until then."""
     weights_dir: str = "{run}/engines/weights"
-    """Where `filesystem` writes. `{run}` is replaced."""
+    """Where `filesystem` writes: in a new directory below this one, which alone it removes. `{run}` is replaced."""
 
     @model_validator(mode="after")
     def _one_device_set_each(self) -> ProcessesPlacement:
@@ -112,7 +112,7 @@ class RemotePlacement(_Replicas):
     transfer: Literal["filesystem", "nccl"] = "filesystem"
     """How weights travel: as files that every machine sees under `weights_dir`, or from GPU to GPU."""
     weights_dir: str = "{run}/engines/weights"
-    """Where `filesystem` writes. `{run}` is replaced."""
+    """Where `filesystem` writes: in a new directory below this one, which alone it removes. `{run}` is replaced."""
 
 
 type PlacementConfig = Annotated[InProcessPlacement | ProcessesPlacement | RemotePlacement, Field(discriminator="type")]

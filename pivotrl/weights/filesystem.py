@@ -1,7 +1,8 @@
 """Weights as files: safetensors shards of bounded size and a marker written last, for machines that share a file system.
 
-DIR/v<version>/00000.safetensors, ..., and DIR/v<version>/_COMPLETE with the manifest. The versions before are removed once a new one is
-complete. Also reads a checkpoint's own safetensors files.
+OWN/v<version>/00000.safetensors, ..., and OWN/v<version>/_COMPLETE with the manifest, where OWN is a new directory below the user's. The
+versions before are removed once a new one is complete, and OWN with the store; nothing beside it is touched. Also reads a checkpoint's own
+safetensors files.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from pivotrl.rundir import write_json
 from pivotrl.weights.buckets import Bucket, bucketed
 from pivotrl.weights.manifest import TensorRecord, WeightCensus, tensor_digest
+from pivotrl.weights.owned_directory import OwnedDirectory, remove_abandoned
 
 KIND = "file"
 COMPLETE = "_COMPLETE"
@@ -27,13 +29,16 @@ _PATIENCE_S, _LOOK_EVERY_S = 60.0, 0.2
 
 
 class FilesystemStore:
-    """A `WeightStore` below a directory."""
+    """A `WeightStore` below a directory, which is left alone until the first hand-over and may hold other things.
+
+    The store's own directory is new. One that a killed process left there is removed when the first hand-over begins.
+    """
 
     is_kept = True
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._version = directory
+        self._directory = self._version = directory
+        self._own: OwnedDirectory | None = None
         self._buckets: list[Bucket] = []
 
     def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
@@ -42,9 +47,12 @@ class FilesystemStore:
 
     def begin(self, version: int) -> None:
         """Makes room for a version; an unfinished or older one of that number goes."""
-        self._version = self._directory / f"v{version}"
+        if self._own is None:
+            remove_abandoned(self._directory)
+            self._own = OwnedDirectory(self._directory)
+        self._version = self._own.path / f"v{version}"
         shutil.rmtree(self._version, ignore_errors=True)
-        self._version.mkdir(parents=True)
+        self._version.mkdir()
         self._buckets = []
 
     def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
@@ -60,13 +68,15 @@ class FilesystemStore:
     def finish(self) -> None:
         """Writes the marker, then removes other versions."""
         write_json(self._version / COMPLETE, [asdict(record) for bucket in self._buckets for record in bucket.records])
-        for other in self._directory.glob("v*"):
+        for other in self._version.parent.glob("v*"):
             if other != self._version:
                 shutil.rmtree(other, ignore_errors=True)
 
     def close(self) -> None:
-        """Removes the directory."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Removes the store's own directory."""
+        if self._own is not None:
+            self._own.close()
+            self._own = None
 
 
 def read(bucket: Bucket) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +20,7 @@ from pivotrl.weights.broadcast import BroadcastStore, Member
 from pivotrl.weights.buckets import Bucket, WeightStore, bucketed, read_bucket
 from pivotrl.weights.filesystem import COMPLETE, FilesystemStore
 from pivotrl.weights.manifest import SentStream, TensorRecord, VerifiedStream, tensor_record
+from pivotrl.weights.owned_directory import OWNER, remove_abandoned
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
 READERS = {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read}
@@ -116,11 +119,78 @@ def test_files_of_older_versions_go_once_a_new_one_is_complete(tmp_path: Path) -
     store = FilesystemStore(tmp_path)
     for version in (3, 4):
         store.begin(version)
-        store.put(recorded(TENSORS))
-        assert not (tmp_path / f"v{version}" / COMPLETE).exists()
+        place = Path(store.put(recorded(TENSORS)).location).parent
+        assert place.name == f"v{version}"
+        assert not (place / COMPLETE).exists()
         store.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["v4"]
-    assert [record["name"] for record in read_json(tmp_path / "v4" / COMPLETE)] == [name for name, _ in TENSORS]
+    assert sorted(path.name for path in place.parent.iterdir()) == [OWNER, "v4"]
+    assert [record["name"] for record in read_json(place / COMPLETE)] == [name for name, _ in TENSORS]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_a_users_own_files_in_the_directory_of_weights_are_never_touched(tmp_path: Path) -> None:
+    for name in ("v1/results.txt", "v7/data.txt", "notes.txt", "pivotrl-weights-mine/thesis.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = contents(tmp_path)
+    unused, store = FilesystemStore(tmp_path), FilesystemStore(tmp_path)
+    for version in (1, 2):
+        store.begin(version)
+        store.put(recorded(TENSORS))
+        store.finish()
+    unused.close()
+    assert before.items() < contents(tmp_path).items()
+    store.close()
+    assert contents(tmp_path) == before
+
+
+def test_the_weights_of_another_store_in_the_same_directory_stay(tmp_path: Path) -> None:
+    first, second = FilesystemStore(tmp_path), FilesystemStore(tmp_path)
+    buckets = []
+    for store in (first, second):
+        store.begin(1)
+        buckets.append(store.put(recorded(TENSORS)))
+        store.finish()
+    second.close()
+    assert len(read_bucket(buckets[0], READERS)) == len(TENSORS)
+    assert not Path(buckets[1].location).exists()
+    first.close()
+
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+from pivotrl.weights.owned_directory import OwnedDirectory
+own = OwnedDirectory(Path(sys.argv[1]))
+(own.path / "v1").mkdir()
+(own.path / "v1" / "00000.safetensors").write_bytes(b"weights")
+print(own.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
+    holders = [subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        dead, living = (Path((holder.stdout or sys.stdin).readline().strip()) for holder in holders)
+        holders[0].kill()
+        holders[0].wait(60)
+        store = FilesystemStore(tmp_path)
+        store.begin(1)
+        assert not dead.exists()
+        assert (living / "v1" / "00000.safetensors").read_bytes() == b"weights"
+        own = Path(store.put(recorded(TENSORS)).location)
+        assert remove_abandoned(tmp_path) == []
+        assert own.exists()
+        store.close()
+        assert {path.name for path in tmp_path.iterdir()} == {living.name}
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait(60)
 
 
 def test_a_broadcast_reaches_every_member() -> None:
