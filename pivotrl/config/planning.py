@@ -80,13 +80,15 @@ class PlanConfig(Section):
     num_nodes: PositiveInt
     """Nodes of the job, generation nodes included."""
     generation_nodes: Annotated[int, Field(ge=0)] = 0
-    """Nodes that only generate; 0: trainer and engine share GPUs and take turns."""
+    """Nodes that only generate; 0: trainer and engine share GPUs, and both stay in their memory."""
     generation_tensor_parallel_size: PositiveInt = 8
     """GPUs of one engine replica."""
     max_num_seqs: PositiveInt = 64
     """Sequences one engine replica runs together."""
-    engine_memory_frac: Fraction01 = 0.85
-    """Share of a GPU that an engine with the GPU to itself may fill."""
+    engine_memory_frac: Fraction01 | None = None
+    """Share of a GPU that the engine takes, as engine.gpu_memory_utilization says. None: 0.85 of a GPU of its own; beside a trainer what it needs."""
+    engine_sleeps: bool = False
+    """Whether an engine on the trainer's GPUs frees its memory while the trainer computes. Not in this trainer; published layouts may need it."""
     parallel: ParallelConfig | None = None
     """The trainer's layout; None: propose the best ones."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"

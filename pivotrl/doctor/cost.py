@@ -39,7 +39,7 @@ def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, 
             return
         _check_idle(plan, num_processes, findings)
         found = assess(config, parallel, plan, cluster)
-        for name, memory in (("a trainer process", found.trainer), ("an engine process", found.engine)):
+        for name, memory in found.needs.judged:
             if not memory.fits:
                 largest = max(memory.terms, key=lambda term: term.num_bytes)
                 findings.error(

@@ -57,7 +57,7 @@ class Cost:
 def step_cost(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig) -> Cost:
     """Cost of a step in a layout.
 
-    Trainer and engine on the same GPUs take turns; on separate nodes they overlap (policy age of at most one step), so the slower one
+    Trainer and engine on the same GPUs compute in turn; on separate nodes they overlap (policy age of at most one step), so the slower one
     sets the pace.
     """
     num_gpus = (plan.num_nodes - plan.generation_nodes) * cluster.gpus_per_node

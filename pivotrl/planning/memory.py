@@ -7,7 +7,7 @@ that shrink them. Bytes throughout; the busiest pipeline stage counts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pivotrl.config.parallel import ParallelConfig
@@ -24,6 +24,8 @@ _LOGIT_COPIES_BYTES = BFLOAT16_BYTES + 2 * FLOAT32_BYTES
 _STAGING_COPIES = 2
 # A float32 state of the generation's Mamba layers, and its convolution window in the model's format.
 _SSM_STATE_BYTES = 4
+# What vLLM may fill of a GPU of its own where nobody says otherwise: the rest is for the hand-over of weights.
+_ENGINE_FRAC = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,19 @@ def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memo
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, graphs, workspaces"),
     )
     capacity = round(cluster.gpu_memory_gib * GIB)
-    return Memory(terms, capacity=capacity, margin=round(capacity * (1 - plan.engine_memory_frac)))
+    share = _ENGINE_FRAC if plan.engine_memory_frac is None else plan.engine_memory_frac
+    return Memory(terms, capacity=capacity, margin=round(capacity * (1 - share)))
+
+
+def shared_memory(trainer: Memory, engine: Memory, plan: PlanConfig) -> Memory:
+    """A GPU that holds a trainer process and a part of an engine at once: nothing of either leaves it while the other computes.
+
+    vLLM takes its share when it starts (`gpu_memory_utilization`), whatever its sequences need.
+    """
+    share = plan.engine_memory_frac
+    taken = engine.total if share is None else round(engine.capacity * share)
+    note = f"what it needs: engine.gpu_memory_utilization {engine.total / engine.capacity:.2f}" if share is None else f"its share of {share:.2f}"
+    return replace(trainer, terms=(*trainer.terms, Term("engine", taken, note)))
 
 
 def optimizer_bytes(parts: list[Buffer], plan: PlanConfig) -> int:

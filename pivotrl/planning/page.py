@@ -16,7 +16,8 @@ from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.flops import forward_cost
 from pivotrl.planning.cost import step_work
 from pivotrl.planning.memory import GIB, Memory, checkpoint_bytes, host_bytes
-from pivotrl.planning.proposals import Proposal, remedies, trainer_processes
+from pivotrl.planning.proposals import Proposal, trainer_processes
+from pivotrl.planning.remedies import remedies
 from pivotrl.planning.weights import count_parameters
 
 _SHORT = {
@@ -47,7 +48,7 @@ def print_plan(
         console.print("The model allows no layout on that many GPUs.")
     elif not proposals[0].fits:
         found = remedies(config, proposals[0].parallel, plan, cluster)
-        with_knobs = f"with {', or '.join(found)}" if found else "with no two settings together: use more nodes, or split more"
+        with_knobs = f"with {', or '.join(map(str, found))}" if found else "with no two settings together: use more nodes, or split more"
         console.print(f"{layout_name(proposals[0].parallel)} does not fit; it would {with_knobs}.")
 
 
@@ -69,7 +70,7 @@ def _model_lines(name: str, config: Any, plan: PlanConfig, cluster: ClusterConfi
         f" ({(counts.total - counts.router) / 1e9:.2f} and {(counts.active - counts.router) / 1e9:.2f} without routers)" if counts.router else ""
     )
     yield f"{name}: {counts.total / 1e9:.2f} billion parameters, {counts.active / 1e9:.2f} active per token{routers}"
-    separate = f", {plan.generation_nodes} of them generating" if plan.generation_nodes else ", trainer and engine taking turns"
+    separate = f", {plan.generation_nodes} of them generating" if plan.generation_nodes else ", trainer and engine on the same GPUs"
     yield f"{plan.num_nodes} nodes of {cluster.name}{separate}"
     workload = plan.workload
     yield (
@@ -79,11 +80,9 @@ def _model_lines(name: str, config: Any, plan: PlanConfig, cluster: ClusterConfi
 
 
 def _ranking(proposals: Sequence[Proposal]) -> Table:
-    table = Table(
-        "layout", "trainer GiB", "free GiB", "step s", "rollout s", "train s", "MFU", "GPU-hours", title="Best layouts", title_justify="left"
-    )
+    table = Table("layout", "GPU GiB", "free GiB", "step s", "rollout s", "train s", "MFU", "GPU-hours", title="Best layouts", title_justify="left")
     for proposal in proposals:
-        cost, memory = proposal.cost, proposal.trainer
+        cost, memory = proposal.cost, proposal.needs.shared or proposal.needs.trainer
         table.add_row(
             layout_name(proposal.parallel),
             f"{memory.total / GIB:.1f}",
@@ -98,8 +97,11 @@ def _ranking(proposals: Sequence[Proposal]) -> Table:
 
 
 def _print_layout(console: Console, config: Any, plan: PlanConfig, cluster: ClusterConfig, proposal: Proposal) -> None:
-    console.print(_memory_table(f"Trainer process, {layout_name(proposal.parallel)}", proposal.trainer))
-    console.print(_memory_table(f"Engine process, tensor parallel {plan.generation_tensor_parallel_size}", proposal.engine))
+    needs = proposal.needs
+    console.print(_memory_table(f"Trainer process, {layout_name(proposal.parallel)}", needs.trainer))
+    console.print(_memory_table(f"Engine process, tensor parallel {plan.generation_tensor_parallel_size}", needs.engine))
+    if needs.shared is not None:
+        console.print(_memory_table("Trainer and engine on one GPU, neither gives way to the other", needs.shared))
     cost, traffic = proposal.cost, proposal.cost.traffic
     host = host_bytes(config, proposal.parallel, plan, cluster, world_size=trainer_processes(plan, cluster))
     console.print(

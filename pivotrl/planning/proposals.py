@@ -17,21 +17,13 @@ from pivotrl.errors import UserError
 from pivotrl.megatron.architecture import num_experts
 from pivotrl.megatron.layout import ModelShape, check_model, check_world
 from pivotrl.planning.cost import Cost, step_cost
-from pivotrl.planning.memory import Memory, engine_memory, trainer_memory
+from pivotrl.planning.needs import Needs, memory_needs
 
 _PIPELINE_SIZES = (1, 2, 4, 8, 16)
 _CONTEXT_SIZES = (1, 2, 4, 8, 16)
 _MAX_TENSOR_SIZE = 8
 # Step times this close to the best are equal as far as stated efficiencies can tell; then the simplest layout is the best.
 _CLOSE = 1.05
-# Settings that trade precision, time or host memory for GPU memory, the mildest first.
-_KNOBS: tuple[tuple[str, Any], ...] = (
-    ("parallel.recompute", "full"),
-    ("gradient_dtype", "bfloat16"),
-    ("moment_dtype", "bfloat16"),
-    ("optimizer_offload_frac", 1.0),
-    ("max_num_seqs", 16),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +31,12 @@ class Proposal:
     """One layout with what it takes."""
 
     parallel: ParallelConfig
-    trainer: Memory
-    engine: Memory
+    needs: Needs
     cost: Cost
 
     @property
     def fits(self) -> bool:
-        return self.trainer.fits and self.engine.fits
+        return self.needs.fits
 
 
 def trainer_processes(plan: PlanConfig, cluster: ClusterConfig) -> int:
@@ -70,55 +61,39 @@ def assess(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: Clu
         UserError: for a layout the model or the number of processes does not allow, naming the term.
     """
     world_size = trainer_processes(plan, cluster)
+    check(config, parallel, world_size)
+    return Proposal(parallel, memory_needs(config, parallel, plan, cluster, world_size=world_size), step_cost(config, parallel, plan, cluster))
+
+
+def check(config: Any, parallel: ParallelConfig, world_size: int) -> None:
+    """Refuses a layout that the model or the number of processes does not allow.
+
+    Raises:
+        UserError: naming the term.
+    """
     check_world(parallel, world_size)
     check_model(parallel, MoeConfig(), ModelShape.of(config))
-    return Proposal(
-        parallel,
-        trainer=trainer_memory(config, parallel, plan, cluster, world_size=world_size),
-        engine=engine_memory(config, plan, cluster),
-        cost=step_cost(config, parallel, plan, cluster),
-    )
 
 
 def propose(config: Any, plan: PlanConfig, cluster: ClusterConfig, *, num_shown: int) -> list[Proposal]:
     """The fastest layouts whose memory fits, the simplest first of those that are about as fast; where none fits, those that need least."""
     world_size = trainer_processes(plan, cluster)
-    shape, engine = ModelShape.of(config), engine_memory(config, plan, cluster)
     needed: list[tuple[int, ParallelConfig]] = []
     fitting: list[Proposal] = []
     for parallel in _candidates(config, cluster):
         try:
-            check_world(parallel, world_size)
-            check_model(parallel, MoeConfig(), shape)
+            check(config, parallel, world_size)
         except UserError:
             continue
-        memory = trainer_memory(config, parallel, plan, cluster, world_size=world_size)
-        needed.append((memory.total, parallel))
-        if memory.fits and engine.fits:
-            fitting.append(Proposal(parallel, memory, engine, step_cost(config, parallel, plan, cluster)))
+        needs = memory_needs(config, parallel, plan, cluster, world_size=world_size)
+        needed.append((needs.total, parallel))
+        if needs.fits:
+            fitting.append(Proposal(parallel, needs, step_cost(config, parallel, plan, cluster)))
     if fitting:
         close_s = _CLOSE * min(proposal.cost.step_s for proposal in fitting)
         return sorted(fitting, key=lambda one: (max(one.cost.step_s, close_s), _complexity(one.parallel), one.cost.train_s))[:num_shown]
     smallest = sorted(needed, key=lambda one: one[0])[:num_shown]
     return [assess(config, parallel, plan, cluster) for _, parallel in smallest]
-
-
-def remedies(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig) -> list[str]:
-    """The fewest knobs that make a layout fit, as the words that set them: every single one that does, else every pair, else nothing."""
-    for size in (1, 2):
-        working: list[str] = []
-        for knobs in itertools.combinations(_KNOBS, size):
-            changed, layout = plan, parallel
-            for key, value in knobs:
-                if key == "parallel.recompute":
-                    layout = layout.model_copy(update={"recompute": value})
-                else:
-                    changed = changed.model_copy(update={key: value})
-            if (changed, layout) != (plan, parallel) and assess(config, layout, changed, cluster).fits:
-                working.append(" ".join(f"{key}={value}" for key, value in knobs))
-        if working:
-            return working
-    return []
 
 
 def _candidates(config: Any, cluster: ClusterConfig) -> Iterator[ParallelConfig]:

@@ -34,4 +34,9 @@ def plan_of(recipe: Recipe) -> PlanConfig:
     )
     if not isinstance(engine, VllmEngineConfig):
         return plan
-    return plan.model_copy(update={"generation_tensor_parallel_size": engine.tensor_parallel_size, "max_num_seqs": engine.max_num_seqs})
+    stated = {
+        "generation_tensor_parallel_size": engine.tensor_parallel_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "engine_memory_frac": engine.gpu_memory_utilization,
+    }
+    return plan.model_copy(update=stated)
