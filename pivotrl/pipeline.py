@@ -13,7 +13,7 @@ from typing import Any
 
 from pivotrl import build
 from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
-from pivotrl.config.schema import GgufModel, IngestConfig, MegatronModel, ScratchModel
+from pivotrl.config.schema import GgufModel, HeldOutSuite, IngestConfig, MegatronModel, ScratchModel
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
@@ -267,29 +267,30 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
         made_dir / build.HF_DIR,
     )
     inputs = {recipe.eval.of: output_hash(made_dir), "reference": checkpoint_hash(reference)}
-    # End-to-end RL and SFT have no profile, and so no held-out turns.
-    select_dir = Stage.require(run, "select") if "select" in recipe.stages else None
-    if select_dir is not None:
-        inputs["select"] = output_hash(select_dir)
-    stage = open_stage(loaded, run, "eval", ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"], inputs)
+    sections = ["eval", "render", "engine", "sampling", "verifier", "world", "num_threads"]
+    if "select" in recipe.stages:
+        inputs["select"] = output_hash(Stage.require(run, "select"))
+    elif any(isinstance(suite, HeldOutSuite) for suite in recipe.eval.suites):
+        # An SFT baseline has no profile: its held-out turns are those that one would have kept.
+        inputs["ingest"] = output_hash(Stage.require(run, "ingest"))
+        sections.append("profile")
+    stage = open_stage(loaded, run, "eval", sections, inputs)
     if stage is None:
         return
     build.set_threads(loaded)
     from pivotrl.evaluation.runner import REFERENCE, TRAINED, EvalInputs, run_eval
-    from pivotrl.pivots.dataset import PivotStore
-    from pivotrl.profiling.tasks import local_tasks
-    from pivotrl.trajectories.store import TrajectoryStore
     from pivotrl.verbs.diagnostics import diagnosis
+    from pivotrl.verbs.held_out import held_out_tasks
 
-    held_out = () if select_dir is None else PivotStore.open(select_dir).held_out
+    held_out, trajectory_of = held_out_tasks(loaded, run, reference)
     run_eval(
         stage,
         recipe.eval,
         EvalInputs(
             checkpoints={label: path for label, path in ((REFERENCE, reference), (TRAINED, trained)) if label in recipe.eval.checkpoints},
             open_sampler=lambda checkpoint: build.sampler(loaded, run, checkpoint, recipe.eval.verifier),
-            held_out=local_tasks(held_out, TrajectoryStore.open(Stage.require(run, "ingest"))),
-            trajectory_of={pivot.candidate_id: pivot.trajectory_id for pivot in held_out},
+            held_out=held_out,
+            trajectory_of=trajectory_of,
             world=recipe.world,
             sampling=recipe.sampling,
             max_prompt_tokens=recipe.render.max_prompt_tokens,

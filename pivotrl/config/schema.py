@@ -192,7 +192,7 @@ type SelectConfig = Annotated[Eq5Rule | WindowRule | RandomTurnsRule | AllTurnsR
 
 
 class HeldOutSuite(Section):
-    """Single-turn reward on held-out candidates, in domain."""
+    """Single-turn reward on held-out candidates, in domain: those that the run profiled, or in an SFT baseline those that a profile would keep."""
 
     type: Literal["held_out"]
     num_candidates: PositiveInt
@@ -303,12 +303,12 @@ class Recipe(Section):
             return self
         if self.world is None:
             raise ValueError("train.episodes is set but there is no `world` to play episodes in; add a `world` section, or train on pivots")
-        self._check_eval_without_profile("train.episodes is set")
+        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
+            raise ValueError("train.episodes is set and eval.suites names held_out, whose turns come from a profile; drop that suite")
+        self._check_diagnostics("train.episodes is set")
         return self
 
-    def _check_eval_without_profile(self, why: str) -> None:
-        if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
-            raise ValueError(f"{why} and eval.suites names held_out, whose turns come from a profile; drop that suite")
+    def _check_diagnostics(self, why: str) -> None:
         if self.eval.diagnostics is not None:
             raise ValueError(f"{why} with eval.diagnostics, which look at profiled turns and pivots; leave eval.diagnostics out")
 
@@ -324,7 +324,7 @@ class Recipe(Section):
             return self
         if self.sft is None:
             raise ValueError("eval.of is sft but there is no `sft` section; add one, or evaluate what `train` makes")
-        self._check_eval_without_profile("eval.of is sft")
+        self._check_diagnostics("eval.of is sft")
         return self
 
     @model_validator(mode="after")

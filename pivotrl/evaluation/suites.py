@@ -98,7 +98,12 @@ def held_out(
 
 def choose_held_out(tasks: Sequence[LocalTask], num_tasks: int) -> list[LocalTask]:
     """The tasks with the smallest hash of their id: the same ones whatever their order, and not those that validation sees first."""
-    return sorted(tasks, key=lambda task: content_id("eval", task.candidate_id))[:num_tasks]
+    return sorted(tasks, key=lambda task: held_out_rank(task.candidate_id))[:num_tasks]
+
+
+def held_out_rank(candidate_id: str) -> str:
+    """What held-out turns are ordered by."""
+    return content_id("eval", candidate_id)
 
 
 def world_success[TaskT: WorldTask](

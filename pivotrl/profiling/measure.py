@@ -94,6 +94,10 @@ class Measurer:
         samples = self._sample([one.task for one in prepared if one.quarantine_reason is None], rule)
         return [self._measured(one, samples) for one in prepared]
 
+    def accepted(self, candidates: Sequence[Candidate]) -> list[LocalTask]:
+        """Those that would be sampled, in the order given; asks the verifier and no engine."""
+        return [one.task for one in self._prepare(candidates) if one.quarantine_reason is None]
+
     def _measured(self, prepared: _Prepared, samples_of: Mapping[str, tuple[ProfileSample, ...]]) -> Measured:
         samples = samples_of.get(prepared.candidate.id, ())
         profile = profile_of(prepared.candidate, prepared.task, samples)

@@ -13,12 +13,13 @@ import yaml
 from pivotrl.config.load import DEFAULT, load_recipe
 from pivotrl.config.schema import Recipe
 from pivotrl.doctor.examine import Request, examine
-from pivotrl.launching.render import load_target, render
+from pivotrl.launching.render import Script, load_target, render
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {"qwen3_30b_a3b": "qwen3_30b_a3b", "nemotron3_super_120b": "nemotron3_super_120b"}
 DOMAINS = ("tau2", "swe", "terminal", "browsecomp")
 CLUSTERS = ("h100_80gb", "h200", "b200")
+EXAMPLE = ROOT / "launch" / "clusters" / "example.yaml"
 # What the recipes leave to the user.
 GIVEN = ("model.path=/checkpoint", "ingest.paths=[/trajectories]")
 RECIPES = [(family, domain) for family in FAMILIES for domain in DOMAINS]
@@ -58,7 +59,8 @@ def test_the_sft_baseline_is_the_same_but_for_its_stage(family: str, domain: str
     assert sft.sft is not None
     assert sft.sft.use_ingested
     assert pivotrl.sft is None
-    same = {"name": pivotrl.name, "sft": None}
+    assert sft.stages == ("ingest", "sft", "eval", "report"), "no RL in a baseline"
+    same = {"name": pivotrl.name, "sft": None, "eval": sft.eval.model_copy(update={"of": "train"})}
     assert sft.model_copy(update=same) == pivotrl
     model = ROOT / "configs" / "models" / f"{FAMILIES[family]}.yaml"
     assert examine(Request(_folder(family, domain) / "sft", list(GIVEN), None, None, model, is_static=True)).found == []
@@ -67,10 +69,20 @@ def test_the_sft_baseline_is_the_same_but_for_its_stage(family: str, domain: str
 @pytest.mark.parametrize(("family", "domain"), RECIPES)
 def test_launch_writes_scripts_that_a_shell_reads(family: str, domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    scripts = render(load_recipe(_folder(family, domain), GIVEN), load_target(ROOT / "launch" / "clusters" / "example.yaml"), tmp_path / "run")
+    scripts = render(load_recipe(_folder(family, domain), GIVEN), load_target(EXAMPLE), tmp_path / "run")
     assert [script.job.name for script in scripts] == ["ingest", "profile", "select", "train", "convert", "eval", "report"]
-    for script in scripts:
-        assert subprocess.run(["bash", "-n", str(script.path)], check=False).returncode == 0
+    _check_shell(scripts)
+    baseline = render(load_recipe(_folder(family, domain) / "sft", GIVEN), load_target(EXAMPLE), tmp_path / "sft")
+    assert [script.job.name for script in baseline] == ["ingest", "sft", "convert", "eval", "report"]
+    assert " convert {0}/sft/hf {0}/convert ".format(tmp_path / "sft") in baseline[2].path.read_text()
+    _check_shell(baseline)
+
+
+def _check_shell(scripts: list[Script]) -> None:
+    files = [*(script.path for script in scripts), *scripts[0].path.parent.glob("*.sh")]
+    for path in files:
+        assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+        assert path.read_text().count("\n") <= 150
 
 
 # Lines that set nothing of their own: names, forms, files, a cascade's frame, and a layout, which its file's head explains as a whole.

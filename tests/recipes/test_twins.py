@@ -198,11 +198,15 @@ def finished(request: pytest.FixtureRequest, random_weights: dict[str, Path], tm
     family, domain = request.param
     root, paths = tmp_path_factory.mktemp("twin"), f"ingest.paths=[{data_file(domain)}]"
     sft = write_twin(root / "recipe_sft", family, domain, is_sft=True)
-    _run(sft, root / "sft", [paths, f"model.path={random_weights[family]}"], "ingest", "sft")
+    _run(sft, root / "sft", [paths, f"model.path={random_weights[family]}"], "ingest", "sft", "eval", "report")
     reference = root / "sft" / "sft" / "hf"
     recipe, words = write_twin(root / "recipe", family, domain, is_sft=False), [paths, f"model.path={reference}"]
     _run(recipe, root / "run", words, "ingest", "profile", "select", "train", "eval", "report")
     return Finished(family, domain, recipe, words, reference, root / "run")
+
+
+def _scored_turns(run: Path) -> set[str]:
+    return {item["item"] for path in (run / "eval" / "units").glob("held_out-*.json") for item in read_json(path)["items"]}
 
 
 @pytest.mark.slow
@@ -252,6 +256,8 @@ def test_both_checkpoints_are_scored_and_the_result_converts(finished: Finished,
     suites = read_json(finished.run / "eval" / "scores.json")["suites"]
     assert {(row["name"], row["checkpoint"], row["n"]) for row in suites} == {("held_out", "reference", 32), ("held_out", "trained", 32)}
     assert (finished.run / "report" / "index.html").is_file()
+    # The baseline is scored on the same turns.
+    assert _scored_turns(finished.reference.parents[1]) == _scored_turns(finished.run)
     converted = _convert(finished.run / "train" / "hf", tmp_path / "megatron", "megatron", config_dir=None)
     assert converted == len(load_file(finished.run / "train" / "hf" / "model.safetensors"))
 

@@ -324,7 +324,6 @@ def test_an_sft_baseline_ends_with_sft() -> None:
     whole = load_recipe(RECIPES / "world_terminal", [])
     assert list(whole.recipe.stages) == [job.name for job in recipe_jobs(whole.recipe, gpus_per_node=0)]
     for more, match in (
-        (["eval.suites=[{type: held_out, num_candidates: 1, num_samples: 1}]"], "held_out, whose turns come from a profile"),
         (["eval.diagnostics={num_probes: 1, num_prompts: 1, num_answers: 1}"], "leave eval.diagnostics out"),
         (["sft=null", "model={type: huggingface, path: x}"], "no `sft` section"),
     ):
