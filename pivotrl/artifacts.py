@@ -222,6 +222,7 @@ class JobsRecord(TypedDict):
     """launch/jobs.json."""
 
     slurm_conf: str | None
+    path: str
     submissions: list[SubmissionRow]
 
 

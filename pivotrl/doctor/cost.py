@@ -37,7 +37,8 @@ def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, 
         check_layout(loaded, config, num_processes, findings, parallel_key="parallel")
         if any(one.check == "layout" for one in findings.found[num_before:]):
             return
-        _check_idle(plan, num_processes, findings)
+        if "train" in loaded.recipe.stages:
+            _check_idle(plan, num_processes, findings)
         found = assess(config, parallel, plan, cluster)
         for name, memory in found.needs.judged:
             if not memory.fits:
@@ -49,12 +50,11 @@ def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, 
                     rule=f"{(memory.capacity - memory.margin) / GIB:,.1f} GiB are there after the margin",
                     fix="use more nodes, split more, or engine.max_num_seqs less; `pivotrl plan` lists layouts that fit",
                 )
-    findings.figures |= {
-        "nodes": plan.num_nodes,
-        "layout": layout_name(parallel),
-        "step_s": round(found.cost.step_s, 1),
-        "train_gpu_hours": round(found.cost.gpu_hours),
-    }
+    findings.figures |= {"nodes": plan.num_nodes, "layout": layout_name(parallel)}
+    if "train" in loaded.recipe.stages:
+        findings.figures |= {"step_s": round(found.cost.step_s, 1), "train_gpu_hours": round(found.cost.gpu_hours)}
+    else:
+        findings.not_checked["cost"] = "the planner knows the `train` stage alone, and this recipe ends with `sft`"
 
 
 def _check_idle(plan: PlanConfig, num_processes: int, findings: Findings) -> None:
@@ -80,8 +80,10 @@ def count_turns(loaded: LoadedRecipe, num_candidates: int | None, findings: Find
         num_candidates: candidates of the data, or None where they were not read.
     """
     recipe = loaded.recipe
-    if num_candidates is not None:
+    if num_candidates is not None and "profile" in recipe.stages:
         profiled = min(num_candidates, recipe.profile.max_candidates or num_candidates)
         findings.figures["profile_turns"] = profiled * recipe.profile.num_samples
+    if "train" not in recipe.stages:
+        return
     rounds = recipe.train.num_steps // recipe.train.updates_per_rollout
     findings.figures["train_turns"] = rounds * recipe.train.pivots_per_step * recipe.train.group_size

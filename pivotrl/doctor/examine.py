@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl import build
+from pivotrl.config.launch import ClusterFile
 from pivotrl.config.load import LoadedRecipe, load_keys, load_recipe, load_section
 from pivotrl.config.planning import ClusterConfig
 from pivotrl.doctor.checkpoint import check_checkpoint, check_context, model_config
 from pivotrl.doctor.cost import check_on_cluster, check_without_cluster, count_turns
 from pivotrl.doctor.data import Seen, check_data
 from pivotrl.doctor.findings import Findings
+from pivotrl.doctor.jobs import check_conversion, check_jobs, jobs_environment
 from pivotrl.doctor.machine import check_disk, check_judges, check_packages, check_port
 from pivotrl.doctor.settings import check_settings, place
 from pivotrl.doctor.turns import check_turns
@@ -46,6 +48,14 @@ class Request:
     port: int = TORCHRUN_PORT
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the run is to be launched, as far as it was said."""
+
+    cluster: ClusterFile | None
+    hardware: ClusterConfig | None
+
+
 def examine(request: Request) -> Findings:
     """Runs every check.
 
@@ -53,26 +63,30 @@ def examine(request: Request) -> Findings:
         UserError: for a cluster or model file that cannot be read: these are the command's own words, not the recipe's.
     """
     findings = Findings()
-    cluster = _hardware(request.cluster) if request.cluster is not None else None
+    target = _target(request.cluster) if request.cluster is not None else Target(None, None)
     with findings.refused_by("recipe", str(request.recipe)):
         loaded = load_recipe(request.recipe, request.overrides)
-        _examine(loaded, request, cluster, findings)
+        _examine(loaded, request, target, findings)
     return findings
 
 
-def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | None, findings: Findings) -> None:
+def _examine(loaded: LoadedRecipe, request: Request, target: Target, findings: Findings) -> None:
     run = request.run or default_run(loaded)
     check_settings(loaded, findings)
+    if target.cluster is not None:
+        check_jobs(loaded, target.cluster, run, findings)
     checkpoint = build.start_checkpoint(loaded, run)
     config = model_config(loaded, checkpoint, request.model, findings)
     if config is None:
         findings.not_checked["layout, memory and cost"] = "nothing here describes the model; give --model FILE"
     else:
         check_context(loaded, config, findings)
-        if cluster is None:
+        if target.hardware is None:
             check_without_cluster(loaded, config, findings)
         else:
-            check_on_cluster(loaded, config, cluster, findings)
+            check_on_cluster(loaded, config, target.hardware, findings)
+        if target.cluster is not None:
+            check_conversion(loaded, config, target.cluster, target.hardware, findings)
     if request.is_static:
         findings.not_checked["data, checkpoint and machine"] = "--static"
         _check_template(loaded, run, findings)
@@ -82,20 +96,22 @@ def _examine(loaded: LoadedRecipe, request: Request, cluster: ClusterConfig | No
     check_port(request.port, findings)
     if config is not None:
         check_disk(loaded, run, config, findings)
-    check_judges(loaded, run, findings)
-    check_checkpoint(loaded, checkpoint, config, findings)
-    seen = _check_data(loaded, run, request, findings)
-    if seen is not None:
-        _check_path(loaded, run, checkpoint, config, seen, findings)
+    with jobs_environment(loaded, target.cluster):
+        if all(one.check != "environment" for one in findings.found):
+            check_judges(loaded, run, findings)
+        check_checkpoint(loaded, checkpoint, config, findings)
+        seen = _check_data(loaded, run, request, findings)
+        if seen is not None:
+            _check_path(loaded, run, checkpoint, config, seen, findings)
     count_turns(loaded, None if seen is None else seen.candidates.total(), findings)
 
 
-def _hardware(path: Path) -> ClusterConfig | None:
-    """The GPUs of a cluster; None for a cluster without."""
-    # A file of configs/clusters describes nodes; one of launch/clusters names such a file.
+def _target(path: Path) -> Target:
+    """What a file says: one of configs/clusters describes nodes, one of launch/clusters names such a file, or none where it has no GPUs."""
     if "gpus_per_node" in load_keys(path):
-        return load_section(ClusterConfig, file=path)
-    return load_target(path).hardware
+        return Target(None, load_section(ClusterConfig, file=path))
+    found = load_target(path)
+    return Target(found.cluster, found.hardware)
 
 
 def _check_template(loaded: LoadedRecipe, run: Path, findings: Findings) -> None:
@@ -150,7 +166,7 @@ def _check_path(loaded: LoadedRecipe, run: Path, checkpoint: Path, config: objec
             renderer = build.renderer(loaded, run, checkpoint)
     else:
         findings.not_checked["template, action format and verifier"] = "the checkpoint, which has the tokenizer, is not there"
-    if not any(one.check == "judge" for one in findings.found):
+    if not any(one.check in ("judge", "environment") for one in findings.found):
         with findings.refused_by("verifier", place(loaded, "verifier.type")):
             verifier = build.verifier(loaded, run)
     if renderer is None:

@@ -20,7 +20,7 @@ from pivotrl.doctor.findings import Findings
 from pivotrl.doctor.settings import members, place
 from pivotrl.megatron.directories import KEPT
 from pivotrl.planning.memory import checkpoint_bytes
-from pivotrl.planning.weights import BFLOAT16_BYTES, count_parameters
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, count_parameters
 from pivotrl.rundir import package_versions
 from pivotrl.verifiers.judge.verifier import JudgeVerifier
 
@@ -35,9 +35,11 @@ _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 
 
 def check_disk(loaded: LoadedRecipe, run: Path, config: Any, findings: Findings) -> None:
-    """Whether the run directory's file system can hold the states and exports that exist at once."""
-    num_stages = 1 + (loaded.recipe.sft is not None)
+    """Whether the run directory's file system can hold the states, exports and conversion that exist at once."""
+    num_stages = sum(name in loaded.recipe.stages for name in ("sft", "train"))
     needed = num_stages * (_STATES_AT_ONCE * checkpoint_bytes(config) + _EXPORTS_AT_ONCE * count_parameters(config).total * BFLOAT16_BYTES)
+    if loaded.recipe.launch.convert_to is not None:
+        needed += count_parameters(config).total * FLOAT32_BYTES
     existing = next(parent for parent in (run.resolve(), *run.resolve().parents) if parent.exists())
     if not existing.is_dir():
         findings.error("disk", f"{existing} is a file", where="--run", rule="a run directory is made there", fix="choose another --run")
@@ -50,7 +52,7 @@ def check_disk(loaded: LoadedRecipe, run: Path, config: Any, findings: Findings)
             "disk",
             f"{free / _GB:,.1f} GB are free",
             where=str(existing),
-            rule=f"checkpoints and exports that exist at once take {needed / _GB:,.1f} GB",
+            rule=f"checkpoints, exports and RUN/convert, which exist at once, take {needed / _GB:,.1f} GB",
             fix="choose a --run on a larger file system, or make room",
         )
 

@@ -89,6 +89,8 @@ def _check_split(loaded: LoadedRecipe, findings: Findings) -> None:
 
 def _check_selection(loaded: LoadedRecipe, findings: Findings) -> None:
     recipe, num_samples = loaded.recipe, loaded.recipe.profile.num_samples
+    if "select" not in recipe.stages:
+        return
     if not selects_anything(recipe.select, num_samples):
         findings.error(
             "selection-empty",

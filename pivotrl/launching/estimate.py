@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pivotrl.config.launch import ClusterFile
+from pivotrl.config.launch import ClusterFile, seconds
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.planning import ClusterConfig
 from pivotrl.config.schema import HuggingFaceModel
@@ -52,7 +52,7 @@ def slots(jobs: list[Job], cluster: ClusterFile, gpus_per_node: int) -> list[Slo
     rows: list[Slot] = []
     for job in jobs:
         limit, nodes = time_limit(job, cluster), job.all_nodes * job.num_shards
-        rows.append(Slot(job.name, nodes, nodes * gpus_per_node if job.needs_gpu else 0, limit, hours(limit)))
+        rows.append(Slot(job.name, nodes, nodes * gpus_per_node if job.is_on_gpu_node(cluster) else 0, limit, hours(limit)))
     return rows
 
 
@@ -62,9 +62,7 @@ def hours(duration: str) -> float:
     >>> hours("1-02:30:00")
     26.5
     """
-    days, _, clock = duration.rpartition("-")
-    hour, minute, second = map(int, clock.split(":"))
-    return 24 * int(days or 0) + hour + minute / 60 + second / _SECONDS_PER_HOUR
+    return seconds(duration) / _SECONDS_PER_HOUR
 
 
 def train_estimate(loaded: LoadedRecipe, hardware: ClusterConfig, run: Path, model: Path | None) -> TrainEstimate | str:

@@ -1,10 +1,11 @@
 """The check of a job's nodes before its work starts: `python -m pivotrl.launching.health`, one process per GPU, started by health.sh.
 
-Each process writes one line to DIRECTORY/<node>.<local rank>: `ok`, `bad REASON`, or `blames NODE REASON`. Tested are: the GPUs that
-the node should have, room on its own disk and below the run, the run's directory as the first node wrote it, the clock against the
-first node's, an all-reduce among the processes of a node, and one with each neighbour (NCCL on GPUs, gloo elsewhere). With three nodes
-or more a node is bad where no neighbour could exchange with it, so that a bad node does not take its neighbours along; of two nodes
-that cannot exchange both are. A process whose collective hangs or dies is a child's, so that the parent still reports.
+Each process writes one line to DIRECTORY/<node>.<local rank>: `ok`, `bad REASON`, `silent REASON` where it came too late, or
+`blames NODE REASON`. Tested are: the GPUs that the node should have, room on its own disk and below the run, the run's directory as the
+first node wrote it, the clock against the first node's, an all-reduce among the processes of a node, and one with each neighbour (NCCL
+on GPUs, gloo elsewhere). With three nodes or more a node is bad where no neighbour could exchange with it, so that a bad node does not
+take its neighbours along; of two nodes that cannot exchange both are. A process whose collective hangs or dies is a child's, so that the
+parent still reports.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-node", required=True)
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
-    for name in ("--min-free-gib", "--max-clock-skew-s", "--min-pair-gb-per-s", "--timeout-s"):
+    for name in ("--min-free-gib", "--max-clock-skew-s", "--min-pair-gb-per-s", "--startup-s", "--timeout-s"):
         parser.add_argument(name, type=float, required=True)
     options = parser.parse_args(words)
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -93,14 +94,15 @@ def group_problem(place: Place, options: argparse.Namespace) -> str:
         return ""
     from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    patience = timedelta(seconds=options.timeout_s)
+    # Containers and imports take nodes differently long; what begins once all are there is measured by the shorter limit.
+    patience = timedelta(seconds=options.startup_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_first = place.node_index == place.local_rank == 0
     try:
         store = TCPStore(address, port, is_master=is_first, timeout=patience, wait_for_workers=False)
-        skew_s, present = first_word(store, place, is_first=is_first, patience_s=options.timeout_s)
+        skew_s, present = first_word(store, place, is_first=is_first, patience_s=options.startup_s)
         if place.node_index not in present:
-            return f"bad its processes were not all there within {options.timeout_s:g} s of the first node's"
+            return f"silent its processes were not all there within {options.startup_s:g} s of the first node's"
         # A node whose clock is off takes part, or the others would wait for it.
         problem = exchange_problem(Stages(store, len(present) * place.per_node, options.timeout_s), place, present, options)
         if skew_s > options.max_clock_skew_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pivotrl.config.engines import RemotePlacement, VllmEngineConfig
@@ -10,7 +11,7 @@ from pivotrl.config.schema import Recipe
 from pivotrl.errors import UserError
 
 # Jobs whose work is on the CPU; they go to the cluster's cpu_partition and ask for no GPU.
-_CPU_JOBS = ("ingest", "select", "convert", "report")
+_CPU_JOBS = ("ingest", "select", "report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Command:
     """Names its logs."""
     words: tuple[str, ...]
     """After `python -m`, with {recipe} and {run} for the directories; quoted for the shell."""
+    makes: str | None = None
+    """A path that appears whole; where it exists the command has done its work and would refuse to do it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One batch job; the next one waits for its end."""
+    """One batch job; `predecessors` says which one it waits for."""
 
     name: JobName
     purpose: str
@@ -39,10 +42,17 @@ class Job:
     """Above 1 the job is an array of as many jobs."""
     shards_at_once: int | None = None
 
-    @property
-    def needs_gpu(self) -> bool:
+    def is_on_gpu_node(self, cluster: ClusterFile) -> bool:
+        """Whether it asks for GPUs."""
+        if self.name == "convert":
+            return cluster.convert_on == "gpu_node"
         # Joining a profile's shards also does what a shard may have left, so it holds an engine.
         return self.name not in _CPU_JOBS or any(command.name == "profile" for command in self.commands)
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether its program must not see the node's GPUs: a conversion would put the whole model on one of them."""
+        return self.name == "convert"
 
     @property
     def saves_when_asked(self) -> bool:
@@ -87,10 +97,24 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
         jobs.append(Job("train", "GRPO on pivots or episodes", (_stage("train"),), launch.train_nodes, launch.generation_nodes, engines, processes))
     if launch.convert_to is not None:
         words = ("pivotrl", "convert", f"{{run}}/{recipe.eval.of}/hf", "{run}/convert", "--from", "hf", "--to", launch.convert_to)
-        jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words),)))
+        jobs.append(Job("convert", "the trained checkpoint for the next stage", (Command("convert", words, makes="{run}/convert"),)))
     jobs.append(Job("eval", "scores of the reference and the trained policy", (_stage("eval", *local),)))
     jobs.append(Job("report", "the run's page", (Command("report", ("pivotrl", "report", "{run}")),)))
     return jobs
+
+
+def predecessors(jobs: Sequence[Job]) -> list[JobName | None]:
+    """For each job the one that must have ended well before it starts. None waits for `convert`, whose result is the next stage's.
+
+    >>> predecessors([Job("train", "", ()), Job("convert", "", ()), Job("eval", "", ()), Job("report", "", ())])
+    [None, 'train', 'train', 'eval']
+    """
+    found: list[JobName | None] = []
+    last = None
+    for job in jobs:
+        found.append(last)
+        last = last if job.name == "convert" else job.name
+    return found
 
 
 def _engines_per_node(recipe: Recipe, gpus_per_node: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.errors import EXIT_STOPPED, UserError
-from pivotrl.launching.jobs import Job
+from pivotrl.launching.jobs import Job, predecessors
 from pivotrl.launching.render import LAUNCH, Script, Target, container_options, environment_of, job_context, python_of, sbatch_options, templates
 from pivotrl.launching.snapshot import RECIPE
 from pivotrl.rundir import atomic_write
@@ -66,7 +66,6 @@ def _context(scripts: Sequence[Script], loaded: LoadedRecipe, target: Target, ru
         common |= {"container_image": container.image, "container_mounts": list(container.mounts), "container_env": list(cluster.environment)}
     # A job with engines has its own srun for each, which must not take the container's options twice: nemo-run has parameters for these.
     srun_args = ["--export=ALL", *cluster.srun_options, *(word for word in container_options(cluster) if word == "--no-container-mount-home")]
-    before = [None, *(script.job.name for script in scripts)]
     recipe_dir = launch_dir / RECIPE
     return {
         "checked_version": CHECKED_VERSION,
@@ -82,14 +81,14 @@ def _context(scripts: Sequence[Script], loaded: LoadedRecipe, target: Target, ru
         "common": common,
         "jobs": [
             _job(script.job, own, common, after, job_context(script.job, loaded, target, run, recipe_dir))
-            for script, own, after in zip(scripts, options, before[:-1], strict=True)
+            for script, own, after in zip(scripts, options, predecessors([script.job for script in scripts]), strict=True)
         ],
     }
 
 
 def _executor_options(job: Job, target: Target, run: Path) -> dict[str, object]:
     """The job's sbatch options as parameters of SlurmExecutor."""
-    gpus = target.gpus_per_node if job.needs_gpu else 0
+    gpus = target.gpus_per_node if job.is_on_gpu_node(target.cluster) else 0
     parameters: dict[str, object] = {"account": None}
     more: dict[str, object] = {"kill_on_invalid_dep": "yes"}
     for word in (word for option in sbatch_options(job, target, run, gpus) for word in _words(option)):
@@ -118,7 +117,8 @@ def _words(option: str) -> list[str]:
 def _job(job: Job, options: Mapping[str, object], common: Mapping[str, object], after: str | None, context: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in options.items() if name not in common}
     basics = {"stage": job.name, "gpus": context["gpus"], "per_node": job.processes_per_node, "checks": context["check_health"]}
-    lines = [_task(command["name"], command["words"]) for command in context["commands"]]
+    lines = ["'export PIVOTRL_HIDE_GPUS=1'"] if job.hides_gpus and context["gpus"] else []
+    lines += [line for command in context["commands"] for line in _lines(command)]
     task_lines = [f"script({lines[0]})," if len(lines) == 1 else "script("] + [f"    {line}," for line in lines if len(lines) > 1]
     task_lines += ["),"] if len(lines) > 1 else []
     executor_lines = _executor("executor=", basics, own)
@@ -129,6 +129,12 @@ def _job(job: Job, options: Mapping[str, object], common: Mapping[str, object], 
         engines = {**own, "srun_args": _place(job.nodes, job.generation_nodes, job.engines_per_node)}
         executor_lines = ["executor=[", *(f"    {line}" for part in (trainer, engines) for line in _executor("", basics, part)), "],"]
     return {"name": job.name, "purpose": job.purpose, "after": after, "task_lines": task_lines, "executor_lines": executor_lines}
+
+
+def _lines(command: Mapping[str, Any]) -> list[str]:
+    """The command, after a look at whether what it makes is there."""
+    made = [repr(f"if [ -e {command['makes']} ]; then exit 0; fi")] if command["makes"] else []
+    return [*made, _task(command["name"], command["words"])]
 
 
 def _task(name: str, words: str) -> str:

@@ -1,6 +1,6 @@
 """RUN/launch/: one sbatch script per job, the shell they share, the code and the recipe they run. Nothing is submitted here.
 
-Scripts are for people to read: one `#SBATCH` line per option, one line per program, and everything that is not the stage's own in job.sh.
+Scripts are for people to read: one `#SBATCH` line per option, one line per program, and what all stages share in files beside them.
 Called by verbs/launch.py; templates are in launch/templates/.
 """
 
@@ -21,10 +21,12 @@ from pivotrl.launching.snapshot import check_files, snapshot_code, snapshot_reci
 from pivotrl.rundir import STAGES, Stage, atomic_write
 
 LAUNCH = "launch"
+EXCLUDED = "excluded_nodes"
+"""Below LAUNCH: nodes that a health check found bad, one a line."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the templates lie beside this file, in a checkout at its root.
 _TEMPLATES = next((place for place in (_PACKAGE / "launching" / "templates", _PACKAGE.parent / "launch" / "templates") if place.is_dir()), _PACKAGE)
-_SHARED = ("environment.sh", "job.sh", "health.sh", "task.sh")
+_SHARED = ("environment.sh", "job.sh", "restart.sh", "health.sh", "task.sh")
 # What a path may not hold: scripts use it unquoted, and so does sbatch, which also replaces %.
 _UNSAFE = set(" \t\n'\"`$\\,;&|<>()*?[]{}!#~%")
 
@@ -60,9 +62,21 @@ def load_target(path: Path) -> Target:
 
 
 def open_jobs(loaded: LoadedRecipe, target: Target, run: Path) -> list[Job]:
-    """The recipe's jobs that the run has not finished."""
+    """The recipe's jobs that the run has not finished.
+
+    Raises:
+        UserError: where RUN/convert holds another checkpoint than the one that the run is going to make.
+    """
     jobs = recipe_jobs(loaded.recipe, target.gpus_per_node)
-    return [job for job in jobs if job.name == "report" or not (job.name in STAGES and Stage.is_done(run, job.name))]
+    is_converted = (run / "convert").exists()
+    if is_converted and loaded.recipe.launch.convert_to is not None and not Stage.is_done(run, loaded.recipe.eval.of):
+        raise UserError(
+            f"{run / 'convert'} exists and {loaded.recipe.eval.of} is not finished",
+            rule="a conversion is of the run's own checkpoint, and never replaces another",
+            fix=f"remove or move {run / 'convert'}",
+        )
+    done = {job.name for job in jobs if job.name in STAGES and job.name != "report" and Stage.is_done(run, job.name)}
+    return [job for job in jobs if job.name not in done and not (job.name == "convert" and is_converted)]
 
 
 def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
@@ -119,6 +133,8 @@ def _context(target: Target, run: Path, *, code_dir: Path) -> dict[str, Any]:
         "plain_srun_options": _quoted(cluster.srun_options),
         "stop_before_s": cluster.stop_before_s,
         "max_failures": cluster.max_failures,
+        "exclude": _quoted(cluster.exclude),
+        "excluded": EXCLUDED,
         "health": cluster.health,
         "exit_stopped": EXIT_STOPPED,
     }
@@ -150,11 +166,13 @@ def container_options(cluster: ClusterFile) -> list[str]:
 
 def job_context(job: Job, loaded: LoadedRecipe, target: Target, run: Path, recipe_dir: Path) -> dict[str, Any]:
     """What a job's script says beyond the run's context; words, which follow `python -m`, are quoted for the shell."""
-    gpus = target.gpus_per_node if job.needs_gpu else 0
+    gpus = target.gpus_per_node if job.is_on_gpu_node(target.cluster) else 0
     fill = lambda words: " ".join(word.replace("{recipe}", str(recipe_dir)).replace("{run}", str(run)) for word in words)  # noqa: E731
     placement = loaded.recipe.placement
     port = placement.listen.rpartition(":")[2] if isinstance(placement, RemotePlacement) else ""
-    commands = [{"name": command.name, "words": fill(command.words)} for command in job.commands]
+    commands = [
+        {"name": command.name, "words": fill(command.words), "makes": fill((command.makes,)) if command.makes else None} for command in job.commands
+    ]
     return {
         "options": sbatch_options(job, target, run, gpus),
         "gpus": gpus,
@@ -166,14 +184,25 @@ def job_context(job: Job, loaded: LoadedRecipe, target: Target, run: Path, recip
     }
 
 
+def _excluded(cluster: ClusterFile, run: Path) -> list[str]:
+    """Nodes of the cluster file, and those that jobs of the run have found bad."""
+    found = run / LAUNCH / EXCLUDED
+    return list(dict.fromkeys([*cluster.exclude, *(found.read_text().split() if found.is_file() else [])]))
+
+
 def sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]:
     """The job's options, as its `#SBATCH` lines hold them."""
     cluster = target.cluster
-    partition = cluster.partition if job.needs_gpu else cluster.cpu_partition or cluster.partition
-    qos = cluster.qos if job.needs_gpu else cluster.cpu_qos or cluster.qos
-    array = job.num_shards > 1
+    partition, qos, reservation, more = cluster.partition, cluster.qos, cluster.reservation, cluster.sbatch_options
+    if not job.is_on_gpu_node(cluster):
+        # Another partition's nodes are neither in the reservation nor, say, of the constraint that the GPU nodes are asked by.
+        if cluster.cpu_partition is not None:
+            partition, reservation, more = cluster.cpu_partition, None, ()
+        qos, reservation = cluster.cpu_qos or qos, cluster.cpu_reservation or reservation
+        more = more if cluster.cpu_sbatch_options is None else cluster.cpu_sbatch_options
+    array, excluded = job.num_shards > 1, _excluded(cluster, run)
     at_once = f"%{job.shards_at_once}" if job.shards_at_once else ""
-    named = {"account": cluster.account, "partition": partition, "qos": qos, "reservation": cluster.reservation}
+    named = {"account": cluster.account, "partition": partition, "qos": qos, "reservation": reservation}
     return [
         f"--job-name=pivotrl-{run.name}-{job.name}",
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
@@ -188,6 +217,6 @@ def sbatch_options(job: Job, target: Target, run: Path, gpus: int) -> list[str]:
         "--export=NONE",
         f"--chdir={Path.cwd()}",
         f"--output={run / LAUNCH}/logs/{job.name}.{'%A_%a' if array else '%j'}.out",
-        *([f"--exclude={','.join(cluster.exclude)}"] if cluster.exclude else []),
-        *cluster.sbatch_options,
+        *([f"--exclude={','.join(excluded)}"] if excluded else []),
+        *more,
     ]

@@ -19,7 +19,6 @@ from pivotrl.errors import UserError
 from pivotrl.rundir import write_json
 
 JOBS = "jobs.json"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Longer than a busy controller takes to answer.
 _PATIENCE_S = 120
 
@@ -55,14 +54,19 @@ class QueuedJob:
         return self.job_id.partition("_")[0]
 
 
+@dataclass(frozen=True, slots=True)
 class Slurm:
     """One cluster's commands."""
 
-    def __init__(self, slurm_conf: str | None, path: str = _PATH) -> None:
+    slurm_conf: str | None
+    """None: the system's own."""
+    path: str
+    """PATH on which the commands are."""
+
+    def _environment(self) -> dict[str, str]:
         user = pwd.getpwuid(os.getuid())
-        self._environment = {"PATH": path, "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-        if slurm_conf is not None:
-            self._environment["SLURM_CONF"] = slurm_conf
+        configured = {} if self.slurm_conf is None else {"SLURM_CONF": self.slurm_conf}
+        return {"PATH": self.path, "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, **configured}
 
     def run(self, *words: str) -> str:
         """Standard output of a command.
@@ -70,15 +74,15 @@ class Slurm:
         Raises:
             UserError: where the command is missing or refuses, in its own words.
         """
-        program = shutil.which(words[0], path=self._environment["PATH"])
+        program, environment = shutil.which(words[0], path=self.path), self._environment()
         if program is None:
             raise UserError(
-                f"{words[0]} was not found",
+                f"{words[0]} was not found on {self.path}",
                 rule="jobs are submitted and followed on a machine with SLURM's commands",
-                fix="log in there, or use --dry-run with a run directory that was never launched",
+                fix="log in there, correct `path` in the cluster file, or use --dry-run with a run directory that was never launched",
             )
         try:
-            done = subprocess.run([program, *words[1:]], env=self._environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+            done = subprocess.run([program, *words[1:]], env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise UserError(
                 f"{words[0]} gave no answer within {_PATIENCE_S} s", rule="SLURM's controller must answer", fix="try again later"
@@ -94,7 +98,7 @@ class Slurm:
         # All of the user's jobs are listed because squeue refuses a list with a number it has forgotten.
         names = ("JobID", "JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "RestartCnt")
         listing = self.run(
-            "squeue", "--noheader", "--states=all", f"--user={self._environment['USER']}", f"--Format={','.join(f'{name}:|' for name in names)}"
+            "squeue", "--noheader", "--states=all", f"--user={self._environment()['USER']}", f"--Format={','.join(f'{name}:|' for name in names)}"
         )
         found: list[QueuedJob] = []
         for line in listing.splitlines():
@@ -105,18 +109,18 @@ class Slurm:
         return found
 
 
-def recorded(launch_dir: Path) -> tuple[str | None, list[Submission]]:
-    """The SLURM configuration and the submissions in jobs.json; none where nothing was submitted."""
+def recorded(launch_dir: Path) -> tuple[Slurm | None, list[Submission]]:
+    """The SLURM that the run was submitted to and the submissions, by jobs.json; None and none where nothing was submitted."""
     path = launch_dir / JOBS
     if not path.is_file():
         return None, []
     record = read_artifact(path, JobsRecord)
     names = Submission.__dataclass_fields__
     rows = [{name: row[name] for name in names} for row in record["submissions"]]
-    return record["slurm_conf"], [Submission(**{**row, "command": tuple(row["command"])}) for row in rows]
+    return Slurm(record["slurm_conf"], record["path"]), [Submission(**{**row, "command": tuple(row["command"])}) for row in rows]
 
 
-def record(launch_dir: Path, cluster_name: str, slurm_conf: str | None, submissions: Sequence[Submission]) -> None:
+def record(launch_dir: Path, cluster_name: str, slurm: Slurm, submissions: Sequence[Submission]) -> None:
     """Writes jobs.json whole or not at all."""
     rows: list[Mapping[str, object]] = [asdict(submission) for submission in submissions]
-    write_json(launch_dir / JOBS, {"cluster": cluster_name, "slurm_conf": slurm_conf, "submissions": rows})
+    write_json(launch_dir / JOBS, {"cluster": cluster_name, "slurm_conf": slurm.slurm_conf, "path": slurm.path, "submissions": rows})

@@ -80,10 +80,10 @@ def log_files(run: Path, stage: str | None) -> list[Path]:
 
 
 def _open(run: Path) -> tuple[Slurm, list[Submission]]:
-    slurm_conf, submissions = recorded(run / LAUNCH)
-    if not submissions:
+    slurm, submissions = recorded(run / LAUNCH)
+    if slurm is None or not submissions:
         raise UserError(f"{run} has no submitted jobs", rule="the run must have been launched", fix="give a run of `pivotrl launch`")
-    return Slurm(slurm_conf), submissions
+    return slurm, submissions
 
 
 def _job_status(run: Path, one: Submission, queued: Sequence[QueuedJob]) -> JobStatus:

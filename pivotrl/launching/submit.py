@@ -1,6 +1,6 @@
-"""Puts a run's scripts into the queue, each waiting for the one before, and records each the moment it is accepted.
+"""Puts a run's scripts into the queue, each waiting for the one whose result it reads, and records each the moment it is accepted.
 
-The first job is held until the whole chain is recorded, and all others wait for it, so that a submission that is interrupted runs nothing.
+Jobs that wait for none are held until the whole chain is recorded, so that a submission that is interrupted runs nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pivotrl.errors import UserError
+from pivotrl.launching.jobs import predecessors
 from pivotrl.launching.render import LAUNCH, Script, Target
 from pivotrl.launching.slurm import Slurm, Submission, record, recorded
 
@@ -19,10 +20,10 @@ OVER = frozenset(("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "O
 
 def refuse_queued(run: Path) -> None:
     """Raises UserError where jobs of the run wait or run: two jobs must not write one stage."""
-    slurm_conf, submissions = recorded(run / LAUNCH)
-    if not submissions:
+    slurm, submissions = recorded(run / LAUNCH)
+    if slurm is None:
         return
-    queued = [job for job in Slurm(slurm_conf).queue([one.job_id for one in submissions]) if job.state not in OVER]
+    queued = [job for job in slurm.queue([one.job_id for one in submissions]) if job.state not in OVER]
     if queued:
         raise UserError(
             f"{run} has {len(queued)} jobs in the queue, the first is {queued[0].job_id}",
@@ -41,16 +42,18 @@ def submit(scripts: Sequence[Script], target: Target, run: Path) -> list[Submiss
     slurm = Slurm(cluster.slurm_conf, cluster.path)
     _, earlier = recorded(launch_dir)
     new: list[Submission] = []
+    numbers: dict[str | None, str] = {}
     try:
-        for script in scripts:
-            before = new[-1].job_id if new else None
+        for script, after in zip(scripts, predecessors([script.job for script in scripts]), strict=True):
+            before = numbers.get(after)
             waiting = (f"--dependency=afterok:{before}", "--kill-on-invalid-dep=yes") if before else ("--hold",)
             command = ("sbatch", "--parsable", *waiting, str(script.path))
             # A federation answers JOB;CLUSTER.
             job_id = slurm.run(*command).strip().partition(";")[0]
             new.append(Submission(script.job.name, job_id, script.job.num_shards, before, command, datetime.now(UTC).isoformat(timespec="seconds")))
-            record(launch_dir, cluster.name, cluster.slurm_conf, [*earlier, *new])
-        slurm.run("scontrol", "release", new[0].job_id)
+            numbers[script.job.name] = job_id
+            record(launch_dir, cluster.name, slurm, [*earlier, *new])
+        slurm.run("scontrol", "release", ",".join(one.job_id for one in new if one.depends_on is None))
     except UserError:
         if new:
             slurm.run("scancel", *(one.job_id for one in new))

@@ -10,6 +10,7 @@ from pathlib import Path
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.console import results_console
 from pivotrl.launching.estimate import slots, train_estimate
+from pivotrl.launching.missing import missing_mounts, missing_variables
 from pivotrl.launching.nemo_run import export
 from pivotrl.launching.render import Script, Target, load_target, render
 from pivotrl.launching.status import cancel, log_files, run_status
@@ -20,13 +21,19 @@ def run_launch(loaded: LoadedRecipe, cluster: Path, run: Path, *, model: Path | 
     """Writes RUN/launch and prints what it will use; submits the jobs unless `dry_run`, or writes the program `nemo_run` that does.
 
     Raises:
-        UserError: for a wrong cluster file, a run with jobs in the queue, something that nemo-run cannot take, or a refusal of SLURM's.
+        UserError: for a wrong cluster file, a run with jobs in the queue, a path or a variable that jobs would not find (a dry run prints that),
+            something that nemo-run cannot take, or a refusal of SLURM's.
     """
     target = load_target(cluster)
     # Also before a dry run: it would put other scripts and another recipe under the jobs that wait.
     refuse_queued(run)
+    missing = [*missing_mounts(loaded, target.cluster, run), *missing_variables(loaded, target.cluster.environment)]
+    if missing and not dry_run:
+        raise missing[0]
     scripts = render(loaded, target, run)
     _print(loaded, target, run, scripts, model)
+    for error in missing:
+        results_console().print(f"a launch would be refused: {error}", highlight=False, markup=False)
     if nemo_run is not None:
         export(scripts, loaded, target, run, nemo_run)
         results_console().print(f"written: {nemo_run}; submit with `python {nemo_run}` where nemo_run is installed", highlight=False, markup=False)

@@ -96,7 +96,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("slurm")
     try:
         subprocess.run([LOCAL / "start.sh", directory, str(_three_free_ports()), Path(sys.prefix)], check=True)
-        yield LocalCluster(directory, Slurm(str(directory / "slurm.conf")))
+        yield LocalCluster(directory, Slurm(str(directory / "slurm.conf"), os.environ["PATH"]))
     finally:
         subprocess.run([LOCAL / "stop.sh", directory], check=True)
 

@@ -107,7 +107,9 @@ def test_a_node_that_does_not_answer_is_excluded_and_nothing_of_the_shell_arrive
     python.chmod(0o755)
     os.environ["PIVOTRL_AMBIENT"] = os.environ["SBATCH_COMMENT"] = os.environ["NCCL_DEBUG"] = "ambient"
     try:
-        file = cluster.variant("hung", f"venv: {tmp_path / 'venv'}", "health: {timeout_s: 60, min_free_gib: 0.5, min_pair_gb_per_s: 0.01}")
+        file = cluster.variant(
+            "hung", f"venv: {tmp_path / 'venv'}", "health: {startup_s: 20, timeout_s: 60, min_free_gib: 0.5, min_pair_gb_per_s: 0.01}"
+        )
         job = cluster.launch(run, cluster=file, only=("sft", "profile"))["sft"]
     finally:
         for name in ("PIVOTRL_AMBIENT", "SBATCH_COMMENT", "NCCL_DEBUG"):

@@ -129,7 +129,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(declined / "declined.json", {"reason": "asked for", "why": "2 pivots are left"})
     (run / "launch").mkdir()
     job = {"stage": "train", "job_id": "7", "num_shards": 1, "depends_on": None, "command": ["sbatch"], "submitted_at": "2026-01-01T00:00:00"}
-    write_json(run / "launch" / JOBS, {"cluster": "c", "slurm_conf": None, "submissions": [job]})
+    write_json(run / "launch" / JOBS, {"cluster": "c", "slurm_conf": None, "path": "/usr/bin", "submissions": [job]})
     return run
 
 

@@ -28,7 +28,7 @@ CLUSTER = ROOT / "configs" / "clusters" / "h100_80gb.yaml"
 SUPER = ROOT / "configs" / "models" / "nemotron3_super_120b.yaml"
 JUDGE = "verifier={{type: judge, endpoint: '{url}', model: {model}, prompt: equivalence.v1, on_disagreement: zero}}"
 # Faults below that need a machine rather than a file.
-ON_MACHINES = {"judge", "judge-model", "disk", "port", "versions", "engine", "memory", "idle-processes"}
+ON_MACHINES = {"mounts", "environment", "convert-memory", "judge", "judge-model", "disk", "port", "versions", "engine", "memory", "idle-processes"}
 
 
 @pytest.fixture(scope="module")

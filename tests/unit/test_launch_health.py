@@ -20,7 +20,7 @@ from pivotrl.launching import health
 from pivotrl.launching.health import Place, Stages, exchange_problem, first_word, neighbour_rounds, node_problem
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {"gpus": 0, "min_free_gib": 0.0, "max_clock_skew_s": 30.0, "min_pair_gb_per_s": 0.0, "timeout_s": 20.0}
+OPTIONS = {"gpus": 0, "min_free_gib": 0.0, "max_clock_skew_s": 30.0, "min_pair_gb_per_s": 0.0, "startup_s": 20.0, "timeout_s": 20.0}
 
 
 def _options(directory: Path, **changes: object) -> argparse.Namespace:
@@ -71,6 +71,22 @@ def test_the_others_outlast_the_first_process_that_waits_for_an_absent_node() ->
         assert other.result()[1] == frozenset({0, 1})
     # It is told so, too, by everyone's list: nobody will exchange anything with it.
     assert first_word(held, Place("c", 2, 3, 0, 1), is_first=False, patience_s=patience_s)[1] == frozenset({0, 1})
+
+
+def test_nodes_are_waited_for_as_long_as_they_may_take_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that takes minutes to unpack on one of many nodes is no reason to exclude it."""
+    waited: list[float] = []
+
+    def word(*_: object, patience_s: float, **__: object) -> tuple[float, frozenset[int]]:
+        waited.append(patience_s)
+        return 0.0, frozenset({0})
+
+    monkeypatch.setattr(health, "first_word", word)
+    monkeypatch.setattr(health, "exchange_problem", lambda *_: "")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(_port()))
+    assert health.group_problem(Place("a", 0, 2, 0, 1), _options(tmp_path, startup_s=900.0, timeout_s=1.0)) == ""
+    assert waited == [900.0]
 
 
 @pytest.mark.parametrize("num_nodes", [4, 5])

@@ -77,6 +77,33 @@ def test_a_finished_stage_is_not_launched_again(tmp_path: Path, local: Path) -> 
     assert [script.job.name for script in _scripts(local, run)][:2] == ["sft", "profile"]
 
 
+def test_a_finished_conversion_is_not_launched_again(tmp_path: Path, local: Path) -> None:
+    """`pivotrl convert` would refuse, and a failed evaluation could never be repeated by the same command."""
+    run = tmp_path / "run"
+    for stage in ("ingest", "sft", "profile", "select", "train"):
+        (run / stage).mkdir(parents=True)
+        (run / stage / "_SUCCESS").touch()
+    assert [script.job.name for script in _scripts(local, run, *WORDS)] == ["convert", "eval", "report"]
+    (run / "convert").mkdir()
+    assert [script.job.name for script in _scripts(local, run, *WORDS)] == ["eval", "report"]
+    (run / "train" / "_SUCCESS").unlink()
+    with pytest.raises(UserError, match="convert exists and train is not finished"):
+        _scripts(local, run, *WORDS)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_conversion_that_an_earlier_start_has_made_is_left(tmp_path: Path, local: Path, is_made: bool) -> None:
+    run = tmp_path / "run"
+    script = next(one for one in _scripts(local, run, *WORDS) if one.job.name == "convert")
+    if is_made:
+        (run / "convert").mkdir()
+    body = script.path.read_text().partition("/job.sh\n")[2]
+    done = subprocess.run(
+        ["bash", "-c", 'run_step() { echo "$1"; }; finish() { echo finished; }\n' + body], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["finished"] if is_made else ["convert", "finished"]
+
+
 def test_train_script_asks_for_all_its_nodes_and_places_the_engine_after_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     script = next(one for one in _scripts(EXAMPLE, tmp_path / "run", *WORDS) if one.job.name == "train")
@@ -93,27 +120,6 @@ def test_train_script_asks_for_all_its_nodes_and_places_the_engine_after_the_tra
     assert "placement.type=in_process" in profile
     assert "placement.type=in_process" not in text
     assert text.index("start engine") < text.index("run_step train")
-
-
-@pytest.mark.parametrize("bad", ["", "bad=(n3)"])
-def test_a_member_of_an_array_queues_itself_again_and_no_other(tmp_path: Path, local: Path, bad: str) -> None:
-    """The SLURM_JOB_ID of one member is the number of the whole array."""
-    _scripts(local, tmp_path / "run", *WORDS)
-    calls = tmp_path / "calls"
-    source = f"""
-    scontrol() {{ echo "$*" >>{calls}; }}
-    sleep() {{ :; }}
-    export SLURM_JOB_ID=3 SLURM_ARRAY_JOB_ID=3 SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NODELIST=n1
-    stage=profile gpus=0 per_node=1 saves_when_asked=0
-    . {tmp_path}/run/launch/job.sh
-    {bad}
-    is_preempted
-    start_again "a test"
-    """
-    assert subprocess.run(["bash", "-c", source], capture_output=True, check=False).returncode == 1
-    asked = [line for line in calls.read_text().splitlines() if "hostnames" not in line and "show node" not in line]
-    expected = ["requeuehold 3_1", "update JobId=3_1 ExcNodeList=n3", "release 3_1"] if bad else ["requeue 3_1"]
-    assert asked == expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,7 @@ def test_cpu_jobs_ask_for_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(ROOT)
     for script in _scripts(EXAMPLE, tmp_path / "run", *WORDS):
         text = script.path.read_text()
-        is_cpu = script.job.name in ("ingest", "convert", "report")
+        is_cpu = script.job.name in ("ingest", "report")
         assert ("--gpus-per-node" not in text) == is_cpu
         assert f"--partition={'cpu' if is_cpu else 'batch'}\n" in text
 
@@ -153,12 +159,53 @@ def test_preemptible_queues_are_named_by_partition_and_qos(tmp_path: Path, monke
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(f"extends: {EXAMPLE}\npartition: preempt,batch\nqos: scavenger\ncpu_qos: normal\n")
     for script in _scripts(cluster, tmp_path / "run", *WORDS):
-        partition, qos = ("cpu", "normal") if script.job.name in ("ingest", "convert", "report") else ("preempt,batch", "scavenger")
+        partition, qos = ("cpu", "normal") if script.job.name in ("ingest", "report") else ("preempt,batch", "scavenger")
         text = script.path.read_text()
         assert f"#SBATCH --partition={partition}\n" in text
         assert f"#SBATCH --qos={qos}\n" in text
         assert "#SBATCH --account=post_training\n" in text
         assert "#SBATCH --requeue\n" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "gpu", "cpu"),
+    [
+        ((), ("r1", "--constraint=h100"), ("r1", "--constraint=h100")),
+        # Nodes of another partition are not in the reservation, and have no H100.
+        (("cpu_partition: cpu",), ("r1", "--constraint=h100"), (None, None)),
+        (("cpu_partition: cpu", "cpu_reservation: r2", "cpu_sbatch_options: [--mem=9G]"), ("r1", "--constraint=h100"), ("r2", "--mem=9G")),
+        (("cpu_reservation: r2", "cpu_sbatch_options: []"), ("r1", "--constraint=h100"), ("r2", None)),
+    ],
+)
+def test_options_for_gpu_nodes_do_not_keep_the_other_jobs_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], gpu: tuple[str | None, str | None], cpu: tuple[str | None, str | None]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    cluster = tmp_path / "cluster.yaml"
+    common = ("name: c", "venv: /v", "hardware: configs/clusters/h100_80gb.yaml", "reservation: r1", "sbatch_options: [--constraint=h100]")
+    cluster.write_text("\n".join([*common, *lines]) + "\n")
+    for script in _scripts(cluster, tmp_path / "run", *WORDS):
+        reservation, option = cpu if script.job.name in ("ingest", "report") else gpu
+        options = re.findall(r"^#SBATCH (.*)$", script.path.read_text(), re.MULTILINE)
+        assert [one for one in options if one.startswith("--reservation")] == ([f"--reservation={reservation}"] if reservation else [])
+        assert [one for one in options if one.startswith(("--constraint", "--mem"))] == ([option] if option else [])
+
+
+@pytest.mark.parametrize("where", ["gpu_node", "cpu_node"])
+def test_a_conversion_has_the_memory_of_a_gpu_node_and_none_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """On one GPU the whole model would not fit."""
+    monkeypatch.chdir(ROOT)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(f"extends: {EXAMPLE}\nconvert_on: {where}\n")
+    texts = {script.job.name: script.path.read_text() for script in _scripts(cluster, tmp_path / "run", *WORDS)}
+    is_gpu = where == "gpu_node"
+    assert ("#SBATCH --partition=batch\n" in texts["convert"]) == ("#SBATCH --gpus-per-node=8\n" in texts["convert"]) == is_gpu
+    assert [name for name, text in texts.items() if "PIVOTRL_HIDE_GPUS" in text] == (["convert"] if is_gpu else [])
+    task = ["bash", tmp_path / "run" / "launch" / "task.sh", tmp_path / "convert", "localhost", "1", "printenv", "CUDA_VISIBLE_DEVICES"]
+    variables = {"PATH": "/usr/bin:/bin", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1"}
+    for hides, seen in (({"PIVOTRL_HIDE_GPUS": "1"}, "\n"), ({}, "0,1\n")):
+        done = subprocess.run(task, env={**variables, "CUDA_VISIBLE_DEVICES": "0,1", **hides}, capture_output=True, text=True, check=True)
+        assert done.stdout == seen
 
 
 def test_select_asks_for_a_gpu_only_where_it_joins_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +262,8 @@ def test_gpu_hours_by_hand() -> None:
         ("time: {trian: '01:00:00'}", "time.trian"),
         ("default_time: 4 hours", "default_time"),
         ("exclude: ['n1 n2']", "exclude.0"),
+        ("time: {eval: '00:01:00'}", "time.eval is '00:01:00', which is 60 s, and stop_before_s is 60"),
+        ("default_time: '00:00:30'", "default_time is '00:00:30'"),
         ("partition: 'batch, preempt'", "partition"),
     ],
 )
