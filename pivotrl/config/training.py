@@ -169,8 +169,6 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _reprofiled_policy_is_current(self) -> TrainConfig:
-        if self.reprofile is not None and self.max_policy_age:
-            raise ValueError("reprofile is set with max_policy_age 1, but a round sampled ahead has its pivots already; set max_policy_age to 0")
         return self
 
     @model_validator(mode="after")

@@ -33,8 +33,8 @@ from pivotrl.training.parity_findings import (
     ENGINE,
     ActionScores,
     Finding,
+    Limits,
     copies_finding,
-    largest_difference,
     replica_finding,
     shift_finding,
     temperature_finding,
@@ -108,6 +108,7 @@ class ParityGate:
         assert config.parity is not None
         self._engine, self._renderer, self._trainer = sampler.engine, sampler.renderer, trainer
         self._config, self._parity = config, config.parity
+        self._limits = Limits(config.parity.max_logprob_difference, config.parity.max_mean_logprob_difference)
         self._tasks = choose_tasks(tasks, config.parity.num_pivots)
         self._temperature, self._max_new_tokens, self._run_seed = sampling.temperature, sampling.max_new_tokens, run_seed
         self._scratch_dir, self._parallel = scratch_dir, parallel
@@ -120,7 +121,7 @@ class ParityGate:
         """Compares; returns the metrics.
 
         Raises:
-            UserError: above train.parity.max_logprob_difference, or for a stored prompt that the renderer would write otherwise.
+            UserError: above a limit of train.parity, or for a stored prompt that the renderer would write otherwise.
             InfraLimitError: where the engine fails.
         """
         self._check_prompts(step)
@@ -129,21 +130,25 @@ class ParityGate:
         scores = [action for actions in replicas for action in actions]
         statistics = ParityStatistics.of(scores)
         sys.stderr.write(statistics.table(step))
-        if not largest_difference(scores) <= self._parity.max_logprob_difference:
+        if not self._limits.hold(scores):
             finding = self._finding(samples, replicas)
             self._keep(finding, step, largest=statistics.difference[2])
             raise UserError(
                 f"engine and trainer disagree at step {step}: {finding.place}: {finding.what} (largest |log-prob difference| "
                 f"{statistics.difference[2]:.3g}, mean {statistics.difference[0]:.3g}, over {statistics.num_tokens} tokens)",
-                rule=f"train.parity.max_logprob_difference is {self._parity.max_logprob_difference:g}",
+                rule=self._rule(),
                 fix=finding.fix,
             )
         return statistics.metrics()
 
+    def _rule(self) -> str:
+        rule = f"train.parity.max_logprob_difference is {self._limits.largest:g}"
+        return rule if self._limits.mean is None else f"{rule} and max_mean_logprob_difference {self._limits.mean:g}"
+
     def _keep(self, finding: Finding, step: int, *, largest: float | None) -> None:
         """For the report: a failed check stops the run before there is a row of metrics."""
         path = self._scratch_dir / PARITY_FINDINGS
-        row = {"step": step, **asdict(finding), "largest": largest, "limit": self._parity.max_logprob_difference}
+        row = {"step": step, **asdict(finding), "largest": largest, "limit": self._limits.largest}
         write_jsonl(path, [*(read_jsonl(path) if path.exists() else ()), row])
 
     def _check_prompts(self, step: int) -> None:
@@ -199,18 +204,17 @@ class ParityGate:
 
     def _finding(self, samples: Sequence[TrainSample], replicas: Sequence[Sequence[ActionScores]]) -> Finding:
         """The first explanation that holds, the cheapest first."""
-        threshold = self._parity.max_logprob_difference
         # A checkpoint that is being written holds the state before this check; the search may take the model apart.
         self._trainer.finish_saving()
         if finding := self._weights_finding():
             return finding
         if unequal := self._trainer.unequal_copy():
             return copies_finding(unequal)
-        replica = unlike_replica(replicas, threshold=threshold)
+        replica = unlike_replica(replicas, limits=self._limits)
         if replica is None:
-            if finding := shift_finding(replicas[0], threshold=threshold):
+            if finding := shift_finding(replicas[0], limits=self._limits):
                 return finding
-            if finding := temperature_finding(lambda other: self._scored(samples, other), temperature=self._temperature, threshold=threshold):
+            if finding := temperature_finding(lambda other: self._scored(samples, other), temperature=self._temperature, limits=self._limits):
                 return finding
             if finding := self._prompt_finding(samples):
                 return finding
@@ -225,7 +229,7 @@ class ParityGate:
                 samples,
                 Path(folder),
                 temperature=self._temperature,
-                threshold=self._parity.max_logprob_difference,
+                limits=self._limits,
                 parallel=self._parallel,
             )
 
@@ -245,14 +249,14 @@ class ParityGate:
 
     def _prompt_finding(self, samples: Sequence[TrainSample]) -> Finding | None:
         """Whether the engine saw a prompt with a token more or less at its start, as a tokenizer's own settings make it."""
-        threshold, tokenizer = self._parity.max_logprob_difference, self._renderer.template.tokenizer
+        tokenizer = self._renderer.template.tokenizer
         variants: dict[str, list[tuple[int, ...]]] = {"its first token missing": [s.prompt_token_ids[1:] for s in samples]}
         for token in tokenizer.all_special_tokens[:_SPECIAL_TOKENS]:
             extra = cast(int, tokenizer.convert_tokens_to_ids(token))
             variants[f"{token!r} before it"] = [(extra, *s.prompt_token_ids) for s in samples]
         for words, prompts in variants.items():
             changed = [replace(sample, prompt_token_ids=prompt) for sample, prompt in zip(samples, prompts, strict=True)]
-            if all(prompts) and largest_difference(self._scored(changed, self._temperature)) <= threshold:
+            if all(prompts) and self._limits.hold(self._scored(changed, self._temperature)):
                 what = f"the engine's log-probs are those of the prompt with {words}: it does not see the token ids that it is sent"
                 return Finding("template", what, "switch off special tokens in the engine's own tokenizer")
         return None

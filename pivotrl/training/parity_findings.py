@@ -57,9 +57,17 @@ class ActionScores:
         return (self.trainer_T - self.engine_T).abs()
 
 
-def largest_difference(actions: Sequence[ActionScores]) -> float:
-    """Over all tokens; NaN counts as infinite."""
-    return max(float(action.differences.nan_to_num(nan=math.inf).max()) for action in actions)
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far two lists of log-probs may lie apart and count as the same; of the recipe's `train.parity`."""
+
+    largest: float
+    mean: float | None = None
+
+    def hold(self, actions: Sequence[ActionScores]) -> bool:
+        """NaN counts as infinite."""
+        differences = torch.cat([action.differences for action in actions]).nan_to_num(nan=math.inf)
+        return float(differences.max()) <= self.largest and (self.mean is None or float(differences.mean()) <= self.mean)
 
 
 def weights_finding(
@@ -112,11 +120,11 @@ def copies_finding(unequal: UnequalCopy) -> Finding:
     return Finding("weights", what, "go on from the last checkpoint, which holds one copy; if it comes back, test the devices of both")
 
 
-def unlike_replica(replicas: Sequence[Sequence[ActionScores]], *, threshold: float) -> int | None:
+def unlike_replica(replicas: Sequence[Sequence[ActionScores]], *, limits: Limits) -> int | None:
     """The first data parallel replica whose log-probs are not those of replica 0; None where all are alike."""
     first = [action.trainer_T for action in replicas[0]]
     for number, actions in enumerate(replicas[1:], 1):
-        if not largest_difference([ActionScores(ours_T, action.trainer_T) for ours_T, action in zip(first, actions, strict=True)]) <= threshold:
+        if not limits.hold([ActionScores(ours_T, action.trainer_T) for ours_T, action in zip(first, actions, strict=True)]):
             return number
     return None
 
@@ -130,7 +138,7 @@ def replica_finding(replica: int) -> Finding:
     return Finding("replicas", what, "test the devices of that replica's processes; the same command goes on from the last checkpoint")
 
 
-def shift_finding(actions: Sequence[ActionScores], *, threshold: float) -> Finding | None:
+def shift_finding(actions: Sequence[ActionScores], *, limits: Limits) -> Finding | None:
     """Whether the engine's list is the trainer's, one token further or one token back."""
     long = [action for action in actions if len(action.engine_T) > 1]
     if sum(len(action.engine_T) - 1 for action in long) < _MIN_SHIFTED_TOKENS:
@@ -138,13 +146,13 @@ def shift_finding(actions: Sequence[ActionScores], *, threshold: float) -> Findi
     for offset, word in ((1, "next"), (-1, "previous")):
         cut = slice(None, -1) if offset == 1 else slice(1, None)
         moved = slice(1, None) if offset == 1 else slice(None, -1)
-        if max(float((action.trainer_T[moved] - action.engine_T[cut]).abs().max()) for action in long) <= threshold:
+        if limits.hold([ActionScores(action.engine_T[cut], action.trainer_T[moved]) for action in long]):
             what = f"off by one: the log-prob that the engine reports for a token is the one of the {word} token"
             return Finding("shift", what, "align the engine's list of log-probs with its tokens")
     return None
 
 
-def temperature_finding(rescore: Callable[[float], Sequence[ActionScores]], *, temperature: float, threshold: float) -> Finding | None:
+def temperature_finding(rescore: Callable[[float], Sequence[ActionScores]], *, temperature: float, limits: Limits) -> Finding | None:
     """The one temperature under which all tokens agree: a grid over a factor of 4 either way, then golden section on the mean difference.
 
     Args:
@@ -172,7 +180,7 @@ def temperature_finding(rescore: Callable[[float], Sequence[ActionScores]], *, t
             right = low + _GOLDEN * (high - low)
             at_right = mean_difference(right)
     fitted = math.exp((low + high) / 2)
-    if largest_difference(rescore(fitted)) > threshold:
+    if not limits.hold(rescore(fitted)):
         return None
     what = f"wrong temperature: every log-prob of the engine is that of temperature {fitted:.4g}, the recipe samples at {temperature:g}"
     return Finding("temperature", what, "report log-probs after temperature, and pass sampling.temperature to the engine")

@@ -24,7 +24,7 @@ from pivotrl.megatron.processes import num_processes
 from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.training.parity_axes import axis_at_fault, layout_words
 from pivotrl.training.parity_child import place_in_one_process
-from pivotrl.training.parity_findings import ENGINE, Finding
+from pivotrl.training.parity_findings import ENGINE, ActionScores, Finding, Limits
 from pivotrl.training.protocols import PolicyTrainer
 from pivotrl.types import TrainSample
 from pivotrl.weights.transformers_model import load_transformers
@@ -38,7 +38,7 @@ _REPLICA_FIX = "test the devices and nodes of those processes; the same command 
 
 
 def layers_finding(
-    trainer: PolicyTrainer, samples: Sequence[TrainSample], folder: Path, *, temperature: float, threshold: float, parallel: ParallelConfig
+    trainer: PolicyTrainer, samples: Sequence[TrainSample], folder: Path, *, temperature: float, limits: Limits, parallel: ParallelConfig
 ) -> Finding:
     """The first of embedding, layers, final norm and head that differs; the engine where none does.
 
@@ -62,11 +62,11 @@ def layers_finding(
     expected_T = _logprobs(model, longest, temperature)
     for replica, logprobs in enumerate(trainer.replica_logprobs(batches, temperature=temperature)):
         head = float((logprobs[0][0, len(longest.prompt_token_ids) :].cpu() - expected_T).abs().max())
-        if not head <= max(threshold, tolerance):
+        if not head <= max(limits.largest, tolerance):
             whose = f", data parallel replica {replica}" if replica else ""
             what = f"the trainer ({layout}{whose}) and transformers agree up to the final norm and give log-probs that differ by {head:.2g}"
             return Finding("head", what, "compare vocab_size and tie_word_embeddings of the checkpoint's config.json with its tensors")
-    return _engine_finding(model, samples, temperature, threshold)
+    return _engine_finding(model, samples, temperature, limits)
 
 
 def _layout_fault(
@@ -154,7 +154,7 @@ def transformers_outputs(model: PreTrainedModel, token_ids: Sequence[int]) -> di
     return {place: seen[place] for place, _ in places}
 
 
-def _engine_finding(model: PreTrainedModel, samples: Sequence[TrainSample], temperature: float, threshold: float) -> Finding:
+def _engine_finding(model: PreTrainedModel, samples: Sequence[TrainSample], temperature: float, limits: Limits) -> Finding:
     """The trainer is right; perhaps the engine computes another, known model."""
     for name, forget in _FORGOTTEN.items():
         owners: list[Any] = [module for module in model.modules() if name in vars(module)]
@@ -162,8 +162,8 @@ def _engine_finding(model: PreTrainedModel, samples: Sequence[TrainSample], temp
             continue
         before = getattr(owners[0], name)
         with _forgotten(owners, name, forget):
-            differences = [(_logprobs(model, s, temperature) - torch.tensor(s.behavior_logprobs_T)).abs().max() for s in samples]
-        if max(map(float, differences)) <= threshold:
+            scores = [ActionScores(torch.tensor(s.behavior_logprobs_T), _logprobs(model, s, temperature)) for s in samples]
+        if limits.hold(scores):
             what = f"wrong expert scale: its log-probs are those of the model with {name} {forget(before)} in place of {before}"
             return Finding(ENGINE, what, "look at how the engine reads that setting of config.json")
     what = "the trainer equals transformers in every layer on the exported weights, so the engine computes something else"

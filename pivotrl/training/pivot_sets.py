@@ -4,11 +4,15 @@ Set 0 is RUN/profile and RUN/select. A later one is RUN/pivot_sets/<step>/ with 
 where the policy left too few pivots), in force from that step until the next. A step's set is a function of these
 directories and of the step, so a resumed run learns from the same ones; sets of steps that a resumed run has not reached yet
 belong to a lost future and are removed. One writer, the process that trains (or `pivotrl reprofile` while nothing trains).
+
+With `train.max_policy_age: 1` a round is sampled while the one before is learned from. What is due after step c is then in force from the round
+after the one that c begins: the same policy, that of the checkpoint of step c, profiles again in both cases.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,6 +49,7 @@ class PivotSets:
         make: (directory of the set, step, policy hash, reason) profiles and selects again with the policy that the engine holds.
         reason: why to profile again at (step, since when the set in force has been), or None.
         min_pivots: sets with fewer are declined.
+        sampled_ahead: optimizer steps between the policy that samples a round and the round's own step; 0 where they are the same.
     """
 
     def __init__(
@@ -56,9 +61,14 @@ class PivotSets:
         make: Callable[[Path, int, str, str], None],
         reason: Callable[[int, int], str | None],
         min_pivots: int,
+        sampled_ahead: int = 0,
     ) -> None:
         self._root, self._load, self._make, self._reason, self._min_pivots = root, load, make, reason, min_pivots
-        self._current = PivotSet(FIRST_SET, 0, tuple(first))
+        self._sampled_ahead = sampled_ahead
+        self._first = PivotSet(FIRST_SET, 0, tuple(first))
+        # Later sets; one thread samples from a set while another learns from the one before.
+        self._held: dict[int, PivotSet] = {}
+        self._holding = threading.Lock()
         self._reached: int | None = None
         self._policy_hash = ""
 
@@ -67,19 +77,27 @@ class PivotSets:
         self._policy_hash = policy_hash
 
     def at(self, step: int) -> PivotSet:
-        """The set of a step, made first where the recipe asks for it; steps are asked for in order."""
-        if step == self._reached:
-            return self._current
-        if self._reached is None:
-            remove_after(self._root, step)
-        if step not in attempts(self._root) and (reason := self._reason(step, max(self._attempts_until(step), default=0))) is not None:
-            self.remake(step, reason)
+        """The set to sample a step's round from, made first where the recipe asks for it; steps are asked for in order."""
+        if step != self._reached:
+            if self._reached is None:
+                remove_after(self._root, step)
+            since = max(self._attempts_until(step), default=0)
+            if step not in attempts(self._root) and (reason := self._reason(step - self._sampled_ahead, since)) is not None:
+                self.remake(step, reason)
+            self._reached = step
+        return self.in_force(step)
+
+    def in_force(self, step: int) -> PivotSet:
+        """The set of a step whose round was sampled; makes none."""
         newest = max((start for start in self._attempts_until(step) if not (set_dir(self._root, start) / DECLINED).exists()), default=0)
-        if newest != self._current.from_step:
-            directory = set_dir(self._root, newest)
-            self._current = PivotSet(directory.name, newest, tuple(self._load(directory / "select")))
-        self._reached = step
-        return self._current
+        if newest == self._first.from_step:
+            return self._first
+        with self._holding:
+            if newest not in self._held:
+                directory = set_dir(self._root, newest)
+                self._held[newest] = PivotSet(directory.name, newest, tuple(self._load(directory / "select")))
+                self._held = {start: self._held[start] for start in sorted(self._held)[-2:]}
+            return self._held[newest]
 
     def remake(self, step: int, reason: str) -> None:
         """Makes the set of a step with the published policy, or declines it where too few pivots are left."""

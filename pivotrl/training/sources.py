@@ -82,7 +82,7 @@ class PivotSource:
 
     def sample(self, step: int) -> SampledRound:
         """The rollouts of one round by the policy that the engine holds, with their verdicts; the part that needs no trainer."""
-        tasks, _ = self._round(step)
+        tasks, _ = self._round(step, self._first if self._sets is None else self._sets.at(step))
         groups = self._sampler.sample(tasks, num_samples=self._config.group_size, place=("train", step))
         return SampledRound(groups, self._sampler.take_cost())
 
@@ -93,7 +93,7 @@ class PivotSource:
             InfraLimitError: where more than train.max_infra_frac of the verdicts were the infrastructure's fault.
             UserError: where no group keeps two counted rollouts.
         """
-        tasks, origin = self._round(step)
+        tasks, origin = self._round(step, self._first if self._sets is None else self._sets.in_force(step))
         check_infra(sampled.groups, max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
         groups = [
             make_group(task, rollouts, method=self._config.advantage, truncated=self._truncated)
@@ -143,9 +143,8 @@ class PivotSource:
         """Pushes the resumed weights."""
         self.publish(trainer, trainer.steps_done)
 
-    def _round(self, step: int) -> tuple[list[LocalTask], dict[str, str | int]]:
+    def _round(self, step: int, pivots: PivotSet) -> tuple[list[LocalTask], dict[str, str | int]]:
         """The pivots of one round, and where they come from: pivot set and epoch over it, counted from the set's first round."""
-        pivots = self._first if self._sets is None else self._sets.at(step)
         place = ("pivots",) if pivots.from_step == 0 else ("pivots", pivots.from_step)
         order = EpochOrder(len(pivots.tasks), self._config.pivots_per_step, derive_seed(self._seed, *place))
         number = self._number(step) - self._number(pivots.from_step)

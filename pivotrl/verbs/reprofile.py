@@ -17,6 +17,7 @@ from rich.table import Table
 from pivotrl import build
 from pivotrl.artifacts import Declined, LedgerRow, Selection, SetManifest, StepRow, ValidationRow, read_artifact, read_artifact_lines
 from pivotrl.config.load import LoadedRecipe
+from pivotrl.config.training import TrainConfig
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id
@@ -45,7 +46,7 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
     """Profiles and selects again with the policy of the last checkpoint of an unfinished `train`, which then goes on with the new pivots.
 
     Raises:
-        UserError: where training runs, is finished or has no checkpoint, samples ahead, or the policy leaves too few pivots.
+        UserError: where training runs, is finished or has no checkpoint or no round to come, or the policy leaves too few pivots.
     """
     from pivotrl.training.checkpoints import Checkpoints
     from pivotrl.weights.push import push
@@ -60,28 +61,32 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
             rule="reprofile takes the policy of the last checkpoint of a run that is to go on",
             fix="reprofile an interrupted run, or start another run from this one's hf/ with model.path",
         )
-    if config.max_policy_age:
-        raise UserError("train.max_policy_age is 1", rule="a round sampled ahead has its pivots already", fix="train with max_policy_age 0")
     build.set_threads(loaded)
     with training_alone(run):
         reference = build.reference_checkpoint(loaded, run)
         trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
         Checkpoints(train_dir).load_last(trainer)
         with build.open_sampler(loaded, run, reference) as sampler:
-            step = trainer.steps_done
+            step = trainer.steps_done + sampled_ahead(config)
+            if step >= config.num_steps:
+                raise UserError(
+                    f"training stands at step {trainer.steps_done} of {config.num_steps}",
+                    rule="a new set needs a round to come; with max_policy_age 1 the next one is sampled already",
+                    fix="raise train.num_steps in another run from this one's hf/, with model.path",
+                )
             tasks = local_tasks(PivotStore.open(select_dir).pivots, TrajectoryStore.open(ingest_dir))
             sets = pivot_sets(loaded, run, sampler, tasks)
-            sets.published(push(trainer.named_tensors(), sampler.engine, step).digest)
+            sets.published(push(trainer.named_tensors(), sampler.engine, trainer.steps_done).digest)
             if step not in attempts(run / PIVOT_SETS):
                 sets.remake(step, _BY_HAND)
     declined = set_dir(run / PIVOT_SETS, step) / DECLINED
     if declined.exists():
         raise UserError(
-            f"the policy of step {step} leaves too few pivots ({read_artifact(declined, Declined)['why']})",
+            f"the policy of step {trainer.steps_done} leaves too few pivots ({read_artifact(declined, Declined)['why']})",
             rule=f"a set needs at least {config.pivots_per_step}",
             fix="train on with the set in force, or profile more candidates in another run",
         )
-    sys.stderr.write(f"reprofile: pivots of step {step} are in {declined.parent}; `pivotrl train` goes on with them\n")
+    sys.stderr.write(f"reprofile: the pivots from step {step} on are in {declined.parent}; `pivotrl train` goes on with them\n")
 
 
 def pivot_sets(loaded: LoadedRecipe, run: Path, sampler: LocalSampler, first: Sequence[LocalTask]) -> PivotSets:
@@ -132,7 +137,13 @@ def pivot_sets(loaded: LoadedRecipe, run: Path, sampler: LocalSampler, first: Se
         make=make,
         reason=reason,
         min_pivots=config.pivots_per_step,
+        sampled_ahead=sampled_ahead(config),
     )
+
+
+def sampled_ahead(config: TrainConfig) -> int:
+    """Optimizer steps between the policy that samples a round and the round's own step."""
+    return config.max_policy_age * config.updates_per_rollout
 
 
 @contextmanager

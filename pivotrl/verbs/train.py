@@ -67,7 +67,7 @@ def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
             decode=sampler.renderer.decode,
             seed=recipe.seed,
             weight_sync=recipe.weight_sync,
-            sets=pivot_sets(loaded, run, sampler, tasks) if config.max_policy_age == 0 else None,
+            sets=pivot_sets(loaded, run, sampler, tasks),
         )
         held_out = local_tasks(pivots.held_out, trajectories)
         validation = None

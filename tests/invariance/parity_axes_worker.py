@@ -17,6 +17,7 @@ from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.trainer import Trainer
 from pivotrl.megatron.upstream import parallel_state
 from pivotrl.training import parity_layers
+from pivotrl.training.parity_findings import Limits
 from pivotrl.training.parity_layers import layers_finding
 from pivotrl.types import TrainSample
 
@@ -61,7 +62,7 @@ def measure(job: Mapping[str, Any]) -> Mapping[str, Any]:
             trainer._policy[0].get_parameter("decoder.layers.0.mlp.linear_fc1.layer_norm_weight").mul_(1.5)
     unequal = trainer.unequal_copy()
     sample = TrainSample("one", _PROMPT, _COMPLETION, 1.0, tuple(-1.0 for _ in _COMPLETION))
-    finding = layers_finding(trainer, [sample], folder, temperature=1.0, threshold=1e-3, parallel=parallel)
+    finding = layers_finding(trainer, [sample], folder, temperature=1.0, limits=Limits(1e-3), parallel=parallel)
     answer: list[Any] = [{"place": finding.place, "what": finding.what, "fix": finding.fix, "num_builds": num_builds}]
     answer[0]["num_groups"] = len(distributed_c10d._world.pg_map)
     dist.broadcast_object_list(answer)

@@ -113,14 +113,16 @@ def engine_of(checkpoint: Path) -> TransformersEngine:
     return TransformersEngine.load(checkpoint, TransformersEngineConfig(type="transformers", batch_size=16), stop_token_ids=(1,), pad_token_id=0)
 
 
-def gate(checkpoint: Path, tmp_path: Path, *, engine: Faulty | TransformersEngine | None = None, trainer: Trainer | None = None) -> ParityGate:
+def gate(
+    checkpoint: Path, tmp_path: Path, *, engine: Faulty | TransformersEngine | None = None, trainer: Trainer | None = None, **parity: object
+) -> ParityGate:
     renderer = Renderer.load(checkpoint, RenderConfig(action_format="hermes", history_reasoning="drop", max_prompt_tokens=64), None)
     sampler = LocalSampler(engine or engine_of(checkpoint), renderer, NobodyAsks(), SAMPLING, run_seed=3)
     return ParityGate(
         sampler,
         [_task(renderer, name) for name in ("one", "two", "three", "four")],
         trainer or trainer_of(checkpoint),
-        config=config(),
+        config=config(**parity),
         sampling=SAMPLING,
         run_seed=3,
         scratch_dir=tmp_path,
@@ -204,6 +206,14 @@ def test_wrong_temperature(dense: Path, tmp_path: Path) -> None:
     hot = Faulty(engine_of(dense), request=lambda request: replace(request, temperature=1.3))
     with pytest.raises(UserError, match=r"temperature: wrong temperature: .* temperature 1.3, the recipe samples at 0.8"):
         gate(dense, tmp_path, engine=hot).check(0)
+
+
+def test_the_mean_has_a_limit_of_its_own(dense: Path, tmp_path: Path) -> None:
+    hot = Faulty(engine_of(dense), request=lambda request: replace(request, temperature=1.3))
+    gate(dense, tmp_path, engine=hot, max_logprob_difference=20.0).check(0)
+    with pytest.raises(UserError, match=r"wrong temperature: .* temperature 1.3, the recipe") as refused:
+        gate(dense, tmp_path, engine=hot, max_logprob_difference=20.0, max_mean_logprob_difference=1e-3).check(0)
+    assert refused.value.rule == "train.parity.max_logprob_difference is 20 and max_mean_logprob_difference 0.001"
 
 
 def test_template_mismatch(dense: Path, tmp_path: Path) -> None:

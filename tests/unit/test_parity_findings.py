@@ -12,8 +12,8 @@ from pivotrl.megatron.copies import UnequalCopy
 from pivotrl.training.parity import ParityStatistics
 from pivotrl.training.parity_findings import (
     ActionScores,
+    Limits,
     copies_finding,
-    largest_difference,
     shift_finding,
     temperature_finding,
     unlike_replica,
@@ -21,7 +21,7 @@ from pivotrl.training.parity_findings import (
 )
 from pivotrl.weights.manifest import tensor_digest
 
-THRESHOLD = 1e-3
+LIMITS = Limits(1e-3)
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -60,23 +60,23 @@ def actions(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]
 def test_shift() -> None:
     true = [[-0.1, -2.0, -0.7, -1.4, -0.3, -3.0], [-1.1, -0.2, -2.7, -0.9, -1.6]]
     ahead, behind = [[*row[1:], -9.0] for row in true], [[-9.0, *row[:-1]] for row in true]
-    assert "of the next token" in shift_finding(actions(ahead, true), threshold=THRESHOLD).what  # type: ignore[union-attr]
-    assert "of the previous token" in shift_finding(actions(behind, true), threshold=THRESHOLD).what  # type: ignore[union-attr]
-    assert shift_finding(actions(true, [*true[:1], [x + 0.1 for x in true[1]]]), threshold=THRESHOLD) is None
+    assert "of the next token" in shift_finding(actions(ahead, true), limits=LIMITS).what  # type: ignore[union-attr]
+    assert "of the previous token" in shift_finding(actions(behind, true), limits=LIMITS).what  # type: ignore[union-attr]
+    assert shift_finding(actions(true, [*true[:1], [x + 0.1 for x in true[1]]]), limits=LIMITS) is None
     noisy = [[x + 0.01 for x in row] for row in ahead]
-    assert shift_finding(actions(noisy, true), threshold=THRESHOLD) is None
-    assert shift_finding(actions(ahead[:1], true[:1]), threshold=THRESHOLD) is None, "five tokens agree by chance too easily"
+    assert shift_finding(actions(noisy, true), limits=LIMITS) is None
+    assert shift_finding(actions(ahead[:1], true[:1]), limits=LIMITS) is None, "five tokens agree by chance too easily"
 
 
 @pytest.mark.parametrize("reported", [0.3, 1.0, 1.7])
 def test_temperature(reported: float) -> None:
     logits_N_V = 2 * torch.randn((40, 12), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     of = lambda temperature: (logits_N_V / temperature).log_softmax(-1)[:, 3]  # noqa: E731
-    finding = temperature_finding(lambda t: [ActionScores(of(reported), of(t))], temperature=0.8, threshold=THRESHOLD)
+    finding = temperature_finding(lambda t: [ActionScores(of(reported), of(t))], temperature=0.8, limits=LIMITS)
     assert finding is not None
     assert f"temperature {reported:.4g}, the recipe samples at 0.8" in finding.what
     off = of(reported) + 0.01 * torch.randn(40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    assert temperature_finding(lambda t: [ActionScores(off, of(t))], temperature=0.8, threshold=THRESHOLD) is None
+    assert temperature_finding(lambda t: [ActionScores(off, of(t))], temperature=0.8, limits=LIMITS) is None
 
 
 def test_statistics_by_hand() -> None:
@@ -87,7 +87,30 @@ def test_statistics_by_hand() -> None:
     # 198 of 200 tokens are 99 %; the one with 0.197 is the 198th.
     assert statistics.difference == pytest.approx((0.0995, 0.197, 0.199))
     assert statistics.ratio == pytest.approx((sum(math.exp(i / 1000) for i in range(200)) / 200, math.exp(0.197), math.exp(0.199)))
-    assert largest_difference(actions([[0.0]], [[math.nan]])) == math.inf
+
+
+def test_limits() -> None:
+    apart = actions([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.4], [-0.1, 0.1]])
+    assert Limits(0.4).hold(apart)
+    assert not Limits(0.39).hold(apart)
+    # (0 + 0.4 + 0.1 + 0.1) / 4, over tokens and not over actions.
+    assert Limits(0.4, mean=0.1501).hold(apart)
+    assert not Limits(0.4, mean=0.1499).hold(apart)
+    assert not Limits(0.39, mean=0.1501).hold(apart)
+    assert not Limits(1e9, mean=1e9).hold(actions([[0.0]], [[math.nan]]))
+
+
+def test_an_explanation_must_bring_the_mean_below_its_limit_too() -> None:
+    """With a mixture of experts the largest difference may be wide, and a wide one alone is kept by explanations that explain nothing."""
+    true = [[-0.1, -2.0, -0.7, -1.4, -0.3, -3.0], [-1.1, -0.2, -2.7, -0.9, -1.6]]
+    stale = [[x - 0.5 for x in row] for row in true]
+    assert shift_finding(actions(stale, true), limits=Limits(5.0)) is not None
+    assert shift_finding(actions(stale, true), limits=Limits(5.0, mean=0.05)) is None
+    ahead = [[*row[1:], -9.0] for row in true]
+    assert shift_finding(actions(ahead, true), limits=Limits(5.0, mean=0.05)) is not None
+    engine, other = actions([[-0.5, -1.0]], [[-0.5, -1.0]]), actions([[-0.5, -1.0]], [[-0.8, -1.2]])
+    assert unlike_replica([engine, other], limits=Limits(5.0)) is None
+    assert unlike_replica([engine, other], limits=Limits(5.0, mean=0.05)) == 1
 
 
 def test_the_first_replica_that_is_unlike_the_first() -> None:
@@ -95,12 +118,12 @@ def test_the_first_replica_that_is_unlike_the_first() -> None:
     first, second = actions(engine, [[-0.5, -1.0], [-2.0]]), actions(engine, [[-0.5, -1.0005], [-2.0]])
     third = actions(engine, [[-0.5, -1.0], [-2.01]])
     lost = actions(engine, [[-0.5, math.nan], [-2.0]])
-    assert unlike_replica([first], threshold=THRESHOLD) is None
-    assert unlike_replica([first, second], threshold=THRESHOLD) is None
-    assert unlike_replica([first, second, third, lost], threshold=THRESHOLD) == 2
-    assert unlike_replica([first, lost], threshold=THRESHOLD) == 1
+    assert unlike_replica([first], limits=LIMITS) is None
+    assert unlike_replica([first, second], limits=LIMITS) is None
+    assert unlike_replica([first, second, third, lost], limits=LIMITS) == 2
+    assert unlike_replica([first, lost], limits=LIMITS) == 1
     # All of them may be wrong and alike: then it is no matter of replicas.
-    assert unlike_replica([third, third], threshold=THRESHOLD) is None
+    assert unlike_replica([third, third], limits=LIMITS) is None
 
 
 def test_unequal_copies() -> None:

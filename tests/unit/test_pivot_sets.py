@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.bandit import Killed
+from fakes.bandit import BanditEngine, Killed
 from fakes.bandit_run import bandit_train_config, data_bytes, run_bandit
 
 from pivotrl.config.reprofile import ReprofileConfig
+from pivotrl.config.training import TrainConfig
 from pivotrl.errors import UserError
 from pivotrl.rollouts.local import LocalTask
 from pivotrl.rundir import Stage, read_json, read_jsonl, write_json
 from pivotrl.training.pivot_sets import DECLINED, PIVOT_SETS, Lineage, PivotSets, attempts, is_due, lineage, remove_after, spent_reason
+from pivotrl.weights.push import push
 
 CONFIG = bandit_train_config(num_steps=8, checkpoint_every=2, pivots_per_step=2)
+AHEAD = bandit_train_config(
+    num_steps=8, checkpoint_every=2, pivots_per_step=2, max_policy_age=1, correction={"type": "truncated", "level": "token", "cap": 4.0}
+)
 
 
 def rows(stds: Sequence[float], flat: Sequence[float] = ()) -> list[dict[str, Any]]:
@@ -55,7 +60,7 @@ def test_sets_are_made_where_checkpoints_are(step: int, every: int, updates: int
     assert is_due(step, every=every, updates_per_rollout=updates) is expected
 
 
-def fake_sets(num_pivots: Callable[[int], int]) -> Callable[[Path, Sequence[LocalTask], Callable[[str], None]], PivotSets]:
+def fake_sets(num_pivots: Callable[[int], int], sampled_ahead: int = 0) -> Callable[[Path, Sequence[LocalTask], Callable[[str], None]], PivotSets]:
     """Sets whose pivots depend on the policy; profiled again wherever the reward's std is not above its start."""
 
     def sets_of(run: Path, tasks: Sequence[LocalTask], on_call: Callable[[str], None]) -> PivotSets:
@@ -76,7 +81,7 @@ def fake_sets(num_pivots: Callable[[int], int]) -> Callable[[Path, Sequence[Loca
             return spent_reason(config, metrics, [], since=since, step=step) if is_due(step, every=2, updates_per_rollout=1) else None
 
         load = lambda select_dir: [tasks[index] for index in read_json(select_dir / "ids.json")]  # noqa: E731
-        return PivotSets(run / PIVOT_SETS, tasks, load=load, make=make, reason=reason, min_pivots=2)
+        return PivotSets(run / PIVOT_SETS, tasks, load=load, make=make, reason=reason, min_pivots=2, sampled_ahead=sampled_ahead)
 
     return sets_of
 
@@ -97,9 +102,10 @@ class KillAt:
             raise Killed(name)
 
 
-def test_a_run_that_profiles_again_resumes_exactly_from_any_kill(tmp_path: Path) -> None:
-    counter, sets_of = KillAt(10**9), fake_sets(lambda _: 3)
-    run_bandit(tmp_path / "undisturbed", CONFIG, on_call=counter, sets_of=sets_of)
+@pytest.mark.parametrize("config", [CONFIG, AHEAD], ids=["age 0", "age 1"])
+def test_a_run_that_profiles_again_resumes_exactly_from_any_kill(tmp_path: Path, config: TrainConfig) -> None:
+    counter, sets_of = KillAt(10**9), fake_sets(lambda _: 3, config.max_policy_age)
+    run_bandit(tmp_path / "undisturbed", config, on_call=counter, sets_of=sets_of)
     ledger = list(read_jsonl(tmp_path / "undisturbed" / "train" / "ledger.jsonl"))
     names = list(dict.fromkeys(row["pivot_set"] for row in ledger))
     assert names[0] == "0"
@@ -111,9 +117,26 @@ def test_a_run_that_profiles_again_resumes_exactly_from_any_kill(tmp_path: Path)
     for number in range(0, counter.count, 3):
         run = tmp_path / str(number)
         with pytest.raises(Killed):
-            run_bandit(run, CONFIG, on_call=KillAt(number), sets_of=sets_of)
-        run_bandit(run, CONFIG, sets_of=sets_of)
+            run_bandit(run, config, on_call=KillAt(number), sets_of=sets_of)
+        run_bandit(run, config, sets_of=sets_of)
         assert everything(run) == expected
+
+
+def test_a_round_sampled_ahead_learns_from_the_set_that_its_own_policy_made(tmp_path: Path) -> None:
+    sets_of = fake_sets(lambda _: 3, sampled_ahead=1)
+    run_bandit(tmp_path / "whole", AHEAD, sets_of=sets_of)
+    rows = list(read_jsonl(tmp_path / "whole" / "train" / "ledger.jsonl"))
+    made = attempts(tmp_path / "whole" / PIVOT_SETS)
+    assert made
+    for start in made:
+        # A checkpoint's policy: a run that is killed while it profiles can do it again.
+        assert (start - 1) % AHEAD.checkpoint_every == 0
+        first = next(row for row in rows if int(row["pivot_set"]) == start)
+        assert (first["step"], first["policy_version"]) == (start, start - 1)
+        # A last step never samples ahead, so the shorter run trained on the same rounds.
+        _, trainer, _ = run_bandit(tmp_path / str(start), AHEAD.model_copy(update={"num_steps": start - 1}), sets_of=sets_of)
+        policy = push(trainer.named_tensors(), BanditEngine(), start - 1).digest
+        assert read_json(tmp_path / "whole" / PIVOT_SETS / f"{start:08d}" / "profile" / "manifest.json")["summary"]["policy_hash"] == policy
 
 
 def test_sets_of_a_lost_future_are_removed(tmp_path: Path) -> None:

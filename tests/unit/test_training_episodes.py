@@ -305,10 +305,9 @@ def test_what_makes_no_sense_without_pivots_is_refused() -> None:
             config_of(**changes)
     with pytest.raises(UserError, match="held_out, whose turns come from a profile"):
         load_recipe(RECIPES / "world_terminal", ["train.episodes={tasks_per_step: 2}"])
+    without = ("train.validation=null", "train.parity=null", "eval.suites=[]")
     with pytest.raises(UserError, match=r"no `world` to play episodes in"):
-        load_recipe(
-            RECIPES / "smollm2_tool_calls", ["ingest.paths=[x]", "train.episodes={tasks_per_step: 2}", "train.validation=null", "eval.suites=[]"]
-        )
+        load_recipe(RECIPES / "smollm2_tool_calls", ["ingest.paths=[x]", "train.episodes={tasks_per_step: 2}", *without])
     words = ["train.episodes={tasks_per_step: 2}", "eval.suites=[{type: world, num_samples: 1}]"]
     with pytest.raises(UserError, match=r"leave eval.diagnostics out"):
         load_recipe(RECIPES / "world_terminal", [*words, "eval.diagnostics={num_probes: 1, num_prompts: 1, num_answers: 1}"])
