@@ -1,21 +1,18 @@
-"""`pivotrl` with something wrong in one process of its trainer: `python -m fakes.faulty_train FAULT WORD ...`, one process of a launcher's.
+"""Something wrong in one process of a trainer, for a process that will run `pivotrl train` (`Command.fault` of forked_commands.py).
 
-FAULT is `layer` (the last tensor parallel rank computes a layer wrongly), `weights` (the last process holds another norm than its replicas),
-`replica` (the last process computes a layer wrongly), `engine` (log-probs a token further) or `none`.
+A fault is `layer` (the last tensor parallel rank computes a layer wrongly), `weights` (the last process holds another norm than its replicas),
+`replica` (the last process computes a layer wrongly) or `engine` (log-probs a token further).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import Any
 
-from pivotrl.cli import main
-
 
 def inject(fault: str) -> None:
-    """Puts the fault into this process."""
+    """Puts the fault into this process, whose place in the trainer is in its environment."""
     import torch
 
     from pivotrl.megatron import trainer as trainer_module
@@ -49,8 +46,3 @@ def inject(fault: str) -> None:
         TransformersEngine.generate = lambda self, requests: [
             tuple(replace(one, logprobs=(*one.logprobs[1:], -1.0)) for one in group) for group in generate(self, requests)
         ]
-
-
-if __name__ == "__main__":
-    inject(sys.argv.pop(1))
-    main()

@@ -3,8 +3,9 @@
     python forked_commands.py COMMANDS.json
 
 Every process has its command's words and its place in its environment, and runs `pivotrl.cli.main` as the `pivotrl` program does. Imports
-take longer than a tiny model's training, and there are ten processes to a run. COMMANDS.json holds {"words", "size", "serves", "log"} each:
-`size` processes that meet over gloo, or where it serves (an engine) as many that stand alone and are ended when the others are done.
+take longer than a tiny model's training, and there are ten processes to a run. COMMANDS.json holds {"words", "size", "serves", "log", ...} each:
+`size` processes that meet over gloo, or where it serves (an engine) as many that stand alone and are ended when the others are done. Nothing
+may be left of them then.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+_ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,17 @@ class Command:
     size: int
     serves: bool
     log: str
+    code: int = 0
+    """The exit code that all of its processes must end with."""
+    fault: str = ""
+    """What `faulty_train.inject` puts into all of its processes."""
 
 
 def run_commands(commands: Sequence[Command], directory: Path) -> None:
     """Runs them side by side; one that fails fails the test, with what every process printed last."""
     root, file = Path(__file__).resolve().parents[2], directory / "commands.json"
     file.write_text(json.dumps([asdict(command) for command in commands]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(root), str(root / "tests")))}
     program = [sys.executable, __file__, str(file)]
     # A session of its own, so that a test that is cut off takes all of them along.
     with subprocess.Popen(program, env=environment, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -51,27 +59,57 @@ def run_commands(commands: Sequence[Command], directory: Path) -> None:
 
 
 def main() -> None:
-    """Exit code 1, every process ended, where one of those that do not serve fails."""
+    """Exit code 1, every process ended, where one of those that do not serve ends with another code than its own, or leaves a process behind."""
     _import_everything()
     commands = [Command(**command) for command in json.loads(Path(sys.argv[1]).read_text())]
-    working: set[int] = set()
-    serving: set[int] = set()
-    for command in commands:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            meeting = {"WORLD_SIZE": str(command.size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    working: dict[int, Command] = {}
+    serving: dict[int, Command] = {}
+    for command, port in zip(commands, _free_ports(len(commands)), strict=True):
+        meeting = {"WORLD_SIZE": str(command.size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         for rank in range(command.size):
             place = {} if command.serves else {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            (serving if command.serves else working).add(_fork(command.words, place, Path(f"{command.log}.{rank}")))
+            (serving if command.serves else working)[_fork(command, place, Path(f"{command.log}.{rank}"))] = command
     try:
         while working:
             child, status = os.wait()
-            if status or child in serving:
-                sys.exit(f"process {child} ended with status {status}")
-            working.discard(child)
+            command, code = (working | serving)[child], os.waitstatus_to_exitcode(status)
+            if code != command.code or child in serving:
+                sys.exit(f"a process of {Path(command.log).name} ended with code {code}, and was to end with {command.code}")
+            del working[child]
     finally:
-        for child in working | serving:
+        for child in [*working, *serving]:
             os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    if left := _left_behind():
+        sys.exit(f"processes that the commands left behind: {left}")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _left_behind() -> list[int]:
+    """Other processes of this session that run on for longer than one needs to end."""
+    deadline_s = time.monotonic() + _ENDING_S
+    while (found := _others_of_this_session()) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return found
+
+
+def _others_of_this_session() -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == os.getsid(0) and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return [process for process in found if process != os.getpid()]
 
 
 def _import_everything() -> None:
@@ -87,7 +125,7 @@ def _import_everything() -> None:
     torch.set_num_threads(1)
 
 
-def _fork(words: Sequence[str], place: Mapping[str, str], log: Path) -> int:
+def _fork(command: Command, place: Mapping[str, str], log: Path) -> int:
     child = os.fork()
     if child:
         return child
@@ -97,7 +135,11 @@ def _fork(words: Sequence[str], place: Mapping[str, str], log: Path) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.environ |= place
-        code = _run(words)
+        if command.fault:
+            from fakes.faulty_train import inject
+
+            inject(command.fault)
+        code = _run(command.words)
     except BaseException:  # noqa: BLE001 (the child must end here, whatever happened, and not go on as a second parent)
         traceback.print_exc()
     sys.stdout.flush()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from fakes.parity_runs import ROOT, copied_run, prepare_run
+from fakes.forked_commands import Command, run_commands
+from fakes.parity_runs import copied_run, prepare_run
 
 from pivotrl.observability.sinks import METRICS, PARITY_FINDINGS
 from pivotrl.rundir import read_jsonl
@@ -44,51 +41,26 @@ _CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_run(tmp_path_factory.mktemp("qwen3"), "qwen3")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FOLDER/FAULT, a run that two processes with that fault refused to train, FOLDER/none, one that was trained, and what they printed."""
+    folder = tmp_path_factory.mktemp("processes")
+    prepared = prepare_run(folder / "prepared", "qwen3")
 
+    def command(name: str, *words: str, fault: str, code: int) -> Command:
+        run = copied_run(prepared, folder / name)
+        return Command(["train", str(prepared / "transformers"), "--run", str(run), *words], 2, False, f"{run}.log", code, fault)
 
-def _train(fault: str, prepared: Path, run: Path, *words: str) -> tuple[list[tuple[int, str]], list[int]]:
-    """(exit code, everything printed) of both processes, and the ids of processes that they left behind."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "fakes.faulty_train", fault, "train", str(prepared / "transformers"), "--run", str(run), *words]
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-    }
-    environments = [{**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    processes = [subprocess.Popen(command, cwd=ROOT, env=environment, **streams) for environment in environments]
-    printed = ["".join(process.communicate(timeout=600)) for process in processes]
-    sessions = {process.pid for process in processes}
-    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)], _of_sessions(sessions)
-
-
-def _of_sessions(sessions: set[int]) -> list[int]:
-    """Running processes that belong to one of these sessions."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) in sessions and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+    refused = [command(fault, layout, fault=fault, code=2) for fault, (layout, _) in _CASES.items()]
+    run_commands([*refused, command("none", _TP, "train.num_steps=2", fault="", code=0)], folder)
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", _CASES)
-def test_a_fault_in_one_process_ends_all_and_is_named_once(prepared: Path, tmp_path: Path, fault: str) -> None:
-    layout, expected = _CASES[fault]
-    run = copied_run(prepared, tmp_path / "run")
-    ((code, printed), (follower_code, follower_printed)), left = _train(fault, prepared, run, layout)
-    assert (code, follower_code) == (2, 2), printed + follower_printed
-    assert left == []
+def test_a_fault_in_one_process_ends_all_and_is_named_once(finished: Path, fault: str) -> None:
+    """Both with exit code 2 and nothing left of them, which `run_commands` sees to."""
+    run, (_, expected) = finished / fault, _CASES[fault]
+    printed, follower_printed = ((finished / f"{fault}.log.{rank}").read_text() for rank in range(2))
     assert "pivotrl: error:" not in follower_printed
     assert "Traceback" not in printed + follower_printed
     (line,) = (line for line in printed.splitlines() if line.startswith("pivotrl: error:"))
@@ -102,9 +74,7 @@ def test_a_fault_in_one_process_ends_all_and_is_named_once(prepared: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_same_processes_train_where_nothing_is_wrong(prepared: Path, tmp_path: Path) -> None:
-    run = copied_run(prepared, tmp_path / "run")
-    answers, left = _train("none", prepared, run, _TP, "train.num_steps=2")
-    assert [code for code, _ in answers] == [0, 0], answers
-    assert left == []
-    assert "sync/parity_difference/max" in next(iter(read_jsonl(run / "train" / METRICS)))
+def test_the_same_processes_train_where_nothing_is_wrong(finished: Path) -> None:
+    rows = list(read_jsonl(finished / "none" / "train" / METRICS))
+    assert len(rows) == 2
+    assert "sync/parity_difference/max" in rows[0]
