@@ -25,7 +25,8 @@ from pivotrl.config.engines import (
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import HuggingFaceModel, RandomTurnsRule, SelectConfig, SftConfig, TrainConfig
 from pivotrl.config.verifiers import VerifierConfig
-from pivotrl.errors import UserError
+from pivotrl.errors import InfraLimitError, UserError
+from pivotrl.rollouts.engine import EngineError
 from pivotrl.rundir import Stage
 
 if TYPE_CHECKING:
@@ -101,12 +102,19 @@ def select_rule(loaded: LoadedRecipe, run: Path) -> SelectConfig:
 
 
 def engine(loaded: LoadedRecipe, run: Path, checkpoint: Path, *, render: Renderer) -> Engine:
-    """The recipe's rollout engine with the checkpoint's weights as policy version 0, here or in processes of its own."""
+    """The recipe's rollout engine with the checkpoint's weights as policy version 0, here or in processes of its own.
+
+    Raises:
+        InfraLimitError: where it cannot be started for want of memory, or no replica can be.
+    """
     config, placement = loaded.recipe.engine, loaded.recipe.placement
     if isinstance(config, ScriptedEngineConfig):
         config = config.model_copy(update={"path": str(loaded.expand(config.path, run))})
     if isinstance(placement, InProcessPlacement):
-        return load_engine(config, checkpoint, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+        try:
+            return load_engine(config, checkpoint, stop_token_ids=render.stop_token_ids, pad_token_id=render.pad_token_id)
+        except EngineError as error:
+            raise InfraLimitError(f"{error}; free memory on this machine, and run the same command to resume") from error
     from pivotrl.rollouts.launchers import LocalLauncher, RemoteLauncher
     from pivotrl.rollouts.pool import EnginePool
 

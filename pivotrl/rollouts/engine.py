@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     import torch
 
 
+# As torch says it of a GPU and of the CPU, and vLLM where another process, such as a killed engine that is still ending, holds the GPU's memory.
+_MEMORY_IS_SHORT = ("out of memory", "can't allocate memory", "free memory on device", "error in memory profiling")
+
+
 class EngineError(RuntimeError):
     """The engine failed (death, timeout, out of memory). The caller turns it into infra verdicts, never into reward 0."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was short, which may pass: no fault of the model, the recipe or this code.
+
+    >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(ValueError("tensor 'w' is missing"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _MEMORY_IS_SHORT)
 
 
 @dataclass(frozen=True, slots=True)

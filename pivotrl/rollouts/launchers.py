@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,9 @@ class LocalLauncher:
     def end(self, place: int) -> None:
         process = self._processes.pop(place, None)
         if process is not None:
-            process.kill()
+            # With its workers (tensor parallelism), which would hold their GPUs' memory until they notice.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 Consumes `GenerationRequest`s and a trainer's tensors; produces `Completion`s. A replica that dies, exceeds the recipe's deadline or fails
 is ended, rebuilt with the current weights and given the same requests again, as often as the recipe allows; after that the call fails
-with EngineError, which the sampler turns into infra verdicts. Tokens depend neither on the number of replicas nor on who died: seeds
-belong to samples. What happened is written to stderr and counted (`take_cost`).
+with EngineError, which the sampler turns into infra verdicts. A place that cannot be filled is left alone for a while, and the others do
+its work. Tokens depend neither on the number of replicas nor on who died: seeds belong to samples. What happened is written to stderr and
+counted (`take_cost`).
 
 Concurrency: `generate`, `load_weights` and `close` exclude each other; within a call there is one thread per replica.
 """
@@ -11,17 +12,17 @@ Concurrency: `generate`, `load_weights` and `close` exclude each other; within a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pivotrl.config.engines import ProcessesPlacement, RemotePlacement
-from pivotrl.errors import InfraLimitError, UserError
+from pivotrl.errors import InfraLimitError
+from pivotrl.rollouts.connected import Replica, at_once
 from pivotrl.rollouts.dealing import Dealer
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.launchers import Launcher
@@ -34,25 +35,11 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One connected engine."""
-
-    arrival: Arrival
-    lock: threading.Lock
-    """Held for one question and its answer."""
-
-    def ask(self, message: Mapping[str, Any], timeout_s: float) -> Any:
-        """One question and its answer.
-
-        Raises:
-            PeerLost: where it died or took too long; it must be ended then.
-            EngineError: where its engine failed.
-            UserError, ValueError, RuntimeError: as its engine raised them.
-        """
-        with self.lock:
-            send(self.arrival.connection, message)
-            return _result(receive(self.arrival.connection, timeout_s))
+# Between two attempts to start an engine: the driver takes seconds to free the memory of one that was killed.
+_PAUSE_S = 5.0
+# A place that could not be filled is tried again once after so many times what its last attempts took, so that it costs about a tenth of the
+# time, and not sooner than this many seconds.
+_REST_FACTOR, _MIN_REST_S = 10.0, 60.0
 
 
 class EnginePool:
@@ -76,7 +63,9 @@ class EnginePool:
         self._version = 0
         self._kept: list[Bucket] | None = None
         self._sent: dict[str, str] | None = None
-        self._was_pushed = self._is_partial = self._is_started = False
+        self._is_partial = self._is_started = False
+        self._rests: dict[int, float] = {}
+        self._serials = itertools.count()
         self._events: Counter[str] = Counter()
         self.last_push: Mapping[str, float] = {}
         try:
@@ -89,6 +78,11 @@ class EnginePool:
     @property
     def policy_version(self) -> int:
         return self._version
+
+    @property
+    def _can_give_weights(self) -> bool:
+        """Whether an engine that starts now can be given the current weights; without a hand-over it has them from the checkpoint."""
+        return self._sent is None or self._kept is not None
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[tuple[Completion, ...]]:
         """Completions by request, then by seed; see `Engine.generate`.
@@ -103,7 +97,7 @@ class EnginePool:
             self._fill()
             shares = self._dealer.deal(requests, sorted(self._replicas))
             results: list[tuple[Completion, ...]] = [()] * len(requests)
-            answers = _at_once(lambda place: self._answer(place, [requests[index] for index in shares[place]]), list(shares))
+            answers = at_once(lambda place: self._answer(place, [requests[index] for index in shares[place]]), list(shares))
             for indices, completions in zip(shares.values(), answers, strict=True):
                 for index, samples in zip(indices, completions, strict=True):
                     results[index] = samples
@@ -125,11 +119,13 @@ class EnginePool:
         with self._lock:
             started_s = time.perf_counter()
             self._kept, self._sent = None, None
-            self._was_pushed = self._is_partial = True
+            # Before the hand-over begins, so that engines which wait for it take part.
+            self._fill()
+            self._is_partial = True
             stream = named_tensors if isinstance(named_tensors, SentStream) else SentStream(named_tensors)
             sent, put_s = self._send_all(stream, version)
             self._version, self._sent = version, sent
-            reports = _at_once(self._finish_load, list(self._replicas))
+            reports = at_once(self._finish_load, list(self._replicas.values()))
             self._fill()
             self._is_partial = False
             parts = [report for report in reports if report is not None]
@@ -160,71 +156,102 @@ class EnginePool:
         self._store.close()
 
     def _answer(self, place: int, requests: Sequence[GenerationRequest]) -> list[tuple[Completion, ...]]:
-        """One replica's share, on that replica or on what replaces it."""
+        """One replica's share, on that replica, on what replaces it or on another."""
         message = {"op": "generate", "requests": request_rows(requests)}
-        reason = ""
-        for _ in range(1 + self._placement.max_retries):
-            holder = place
-            try:
-                holder = self._holder(place)
-                return completions_of(self._replicas[holder].ask(message, self._placement.deadline_s))
-            except (PeerLost, EngineError, KeyError) as error:
-                reason = str(error)
-                self._lose(holder, reason)
+        reasons: list[str] = []
+        while len(reasons) <= self._placement.max_retries and (replica := self._holder(place)) is not None:
+            if reasons:
                 self._count("retries")
-        raise EngineError(f"engine {place} failed {1 + self._placement.max_retries} times on {len(requests)} prompts; the last time: {reason}")
+            try:
+                return completions_of(replica.ask(message, self._placement.deadline_s))
+            except (PeerLost, EngineError) as error:
+                reasons.append(str(error))
+                self._lose(replica, reasons[-1])
+        last = f"the last time: {reasons[-1]}" if reasons else "no other is left"
+        raise EngineError(f"engine {place} failed {len(reasons)} times on {len(requests)} prompts; {last}")
+
+    def _holder(self, place: int) -> Replica | None:
+        """Who answers a share: its own replica, which is rebuilt where it was lost, or where that fails another one that lives."""
+        if place not in self._replicas:
+            self._try_fill(place)
+        living = list(self._replicas.values())
+        return self._replicas.get(place) or (living[place % len(living)] if living else None)
 
     def _fill(self) -> None:
         """Fills all places, at once where that is possible; then at least one is filled."""
         missing = [place for place in range(self._placement.num_replicas) if place not in self._replicas]
-        failures = [failure for failure in _at_once(self._try_fill, missing) if failure is not None]
+        failures = [failure for failure in at_once(self._try_fill, missing) if failure is not None]
         if not self._replicas:
             raise InfraLimitError(f"no engine could be started: {failures[0]}; the engines' logs say more; the same command resumes")
 
     def _try_fill(self, place: int) -> str | None:
-        for _ in range(1 + self._placement.max_retries):
+        """Starts an engine, as often as the recipe allows; the reason where the place stays empty."""
+        if not self._can_give_weights:
+            return f"the weights of policy version {self._version} were not kept; a rebuilt engine waits for the next hand-over"
+        rest_s = self._rests.get(place, 0.0)
+        if rest_s > time.monotonic() and self._replicas:
+            return "it could not be started before"
+        reason, started_s = "", time.monotonic()
+        for attempt in range(1 if rest_s else 1 + self._placement.max_retries):
+            if attempt:
+                time.sleep(_PAUSE_S)
             try:
-                self._build(place, self._placement.start_deadline_s if self._may_wait() else 0.0)
-            except (PeerLost, EngineError) as error:
+                arrival = self._launcher.summon(place, self._placement.start_deadline_s if self._may_wait() else 0.0)
+            except PeerLost as error:
                 reason = str(error)
-                self._lose(place, reason)
                 if not self._launcher.can_restart:
                     return reason
+                self._failed(place, "", reason)
+                continue
+            try:
+                self._replicas[place] = self._build(place, arrival)
+            except EngineError as error:
+                reason = str(error)
+                self._failed(place, f" ({arrival.description})", reason)
             else:
+                self._rests.pop(place, None)
                 return None
+        now_s = time.monotonic()
+        self._rests[place] = now_s + max(_MIN_REST_S, _REST_FACTOR * (now_s - started_s))
         return reason
 
     def _may_wait(self) -> bool:
         """Remote engines are waited for at the start and where none is left; otherwise those that are there do the work."""
         return self._launcher.can_restart or not self._is_started or not self._replicas
 
-    def _holder(self, place: int) -> int:
-        """Who answers a share: its own replica, which is rebuilt where it was lost, or where nobody comes another one that lives."""
-        if place not in self._replicas:
-            try:
-                self._build(place, self._placement.start_deadline_s if self._may_wait() else 0.0)
-            except PeerLost:
-                if self._launcher.can_restart or not self._replicas:
-                    raise
-                return min(self._replicas)
-        return place
+    def _build(self, place: int, arrival: Arrival) -> Replica:
+        """Lets a process that connected build its engine, and gives it the current weights.
 
-    def _build(self, place: int, timeout_s: float) -> None:
-        """Connects a process, lets it build its engine, and gives it the current weights."""
-        replica = Replica(self._launcher.summon(place, timeout_s), threading.Lock())
+        Raises:
+            EngineError: where it failed or was lost, and for whatever it refuses once another one was built of the same settings and checkpoint.
+            UserError: where the first one refuses them.
+            ValueError, RuntimeError: for weights that arrived as others.
+        """
+        replica = Replica(place, next(self._serials), arrival, threading.Lock())
         try:
-            started = replica.ask({"op": "start", **self._start}, self._placement.start_deadline_s)
+            started = self._start_engine(replica)
             self._census = None if started["census"] is None else WeightCensus.of(started["census"])
-            if self._was_pushed:
+            if self._sent is not None:
                 self._reload(replica)
-        except BaseException:
-            hang_up(replica.arrival.connection)
+        except BaseException as error:
+            hang_up(arrival.connection)
+            if isinstance(error, PeerLost):
+                raise EngineError(str(error)) from error
             raise
-        self._replicas[place] = replica
+        return replica
+
+    def _start_engine(self, replica: Replica) -> Mapping[str, Any]:
+        try:
+            return replica.ask({"op": "start", **self._start}, self._placement.start_deadline_s)
+        except (EngineError, PeerLost):
+            raise
+        except (ValueError, RuntimeError) as error:
+            if not self._is_started:
+                raise
+            raise EngineError(str(error)) from error
 
     def _reload(self, replica: Replica) -> None:
-        if self._kept is None:
-            raise PeerLost(f"the weights of policy version {self._version} were not kept; a rebuilt engine waits for the next hand-over")
+        assert self._kept is not None, "a place was filled although its engine cannot be given the weights"
         connection = replica.arrival.connection
         send(connection, {"op": "load", "version": self._version, "invitation": {}})
         for bucket in self._kept:
@@ -254,18 +281,17 @@ class EnginePool:
                 self._store.deliver()
         except BaseException:
             self._tell_all({"op": "abort"})
-            _at_once(self._hear_abort, list(self._replicas))
+            at_once(self._hear_abort, list(self._replicas.values()))
             raise
         self._store.finish()
         self._kept = buckets if self._store.is_kept else None
         return sent, put_s
 
-    def _finish_load(self, place: int) -> Mapping[str, float] | None:
-        replica = self._replicas[place]
+    def _finish_load(self, replica: Replica) -> Mapping[str, float] | None:
         try:
             report = replica.ask({"op": "end"}, self._placement.deadline_s)
         except (PeerLost, EngineError) as error:
-            self._lose(place, str(error))
+            self._lose(replica, str(error))
             return None
         self._check_digests(replica, report)
         return report
@@ -275,72 +301,45 @@ class EnginePool:
         if difference:
             raise RuntimeError(f"{replica.arrival.description} holds other weights than were sent: {difference}")
 
-    def _hear_abort(self, place: int) -> None:
+    def _hear_abort(self, replica: Replica) -> None:
         """Its answer to an aborted hand-over is an error by design; what matters is that it was read."""
         try:
-            receive(self._replicas[place].arrival.connection, self._placement.deadline_s)
+            receive(replica.arrival.connection, self._placement.deadline_s)
         except PeerLost as error:
-            self._lose(place, str(error))
+            self._lose(replica, str(error))
 
     def _announce(self, version: int) -> None:
         """Tells every replica that a hand-over begins, and how to take part."""
-        members = dict(self._replicas)
-        invitations = self._store.invite([f"{place} {replica.arrival.description}" for place, replica in members.items()])
-        for (place, replica), invitation in zip(members.items(), invitations, strict=True):
+        members = list(self._replicas.values())
+        # By number: a process that was lost and connected again is another member.
+        invitations = self._store.invite([str(replica.serial) for replica in members])
+        for replica, invitation in zip(members, invitations, strict=True):
             try:
                 send(replica.arrival.connection, {"op": "load", "version": version, "invitation": invitation})
             except PeerLost as error:
-                self._lose(place, str(error))
+                self._lose(replica, str(error))
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
-        for place, replica in list(self._replicas.items()):
+        for replica in list(self._replicas.values()):
             try:
                 send(replica.arrival.connection, message)
             except PeerLost as error:
-                self._lose(place, str(error))
+                self._lose(replica, str(error))
 
-    def _lose(self, place: int, reason: str) -> None:
-        """Ends what is left of a replica and says so; a place that nobody came to lost nothing."""
-        replica = self._replicas.pop(place, None)
-        if replica is None and not self._launcher.can_restart:
-            return
-        who = f" ({replica.arrival.description})" if replica else ""
+    def _lose(self, replica: Replica, reason: str) -> None:
+        """Ends what is left of a replica and says so, once: several shares may have been with it."""
+        with self._events_lock:
+            if self._replicas.get(replica.place) is not replica:
+                return
+            del self._replicas[replica.place]
+        self._failed(replica.place, f" ({replica.arrival.description})", reason)
+        hang_up(replica.arrival.connection)
+
+    def _failed(self, place: int, who: str, reason: str) -> None:
         sys.stderr.write(f"engine {place}{who} was lost: {reason}\n")
         self._count("losses")
         self._launcher.end(place)
-        if replica:
-            hang_up(replica.arrival.connection)
 
     def _count(self, event: str) -> None:
         with self._events_lock:
             self._events[event] += 1
-
-
-def _at_once[T](work: Callable[[int], T], places: list[int]) -> list[T]:
-    """`work` for all places, each in a thread of its own, which mostly wait for other processes."""
-    if len(places) <= 1:
-        return [work(place) for place in places]
-    threads = ThreadPoolExecutor(len(places))
-    try:
-        futures = [threads.submit(work, place) for place in places]
-        wait(futures)
-        return [future.result() for future in futures]
-    finally:
-        # Not waited for: an interrupt must not hang on engines that are still at work; `close` ends them.
-        threads.shutdown(wait=False)
-
-
-def _result(reply: Mapping[str, Any]) -> Any:
-    match reply.get("error"):
-        case None:
-            return reply["ok"]
-        case "user":
-            raise UserError(reply["problem"], rule=reply["rule"], fix=reply["fix"])
-        case "engine":
-            raise EngineError(reply["message"])
-        case "value":
-            raise ValueError(reply["message"])
-        case "runtime":
-            raise RuntimeError(reply["message"])
-        case _:
-            raise RuntimeError(f"an engine's process failed:\n{reply['message']}")

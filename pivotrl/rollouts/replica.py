@@ -6,6 +6,7 @@ that both sides cannot disagree. Started by verbs/engine.py; ends when the conne
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from pivotrl.errors import UserError
-from pivotrl.rollouts.engine import Engine, EngineError
+from pivotrl.rollouts.engine import Engine, EngineError, is_out_of_memory
 from pivotrl.rollouts.wire import PeerLost, completion_rows, receive, requests_of, send
 from pivotrl.weights import filesystem, shared_memory
 from pivotrl.weights.broadcast import KIND as BROADCAST
@@ -86,10 +87,11 @@ def _do(connection: Connection, message: Mapping[str, Any], engine: Engine | Non
 def _load(connection: Connection, engine: Engine, message: Mapping[str, Any], member: Member) -> dict[str, Any]:
     """One hand-over: the messages that follow are its buckets, to "end" or "abort", and all of them are read whatever happens."""
     incoming = _Incoming(connection, {shared_memory.KIND: shared_memory.read, filesystem.KIND: filesystem.read, BROADCAST: member.read})
-    if message["invitation"]:
-        member.join(message["invitation"])
     started_s = time.perf_counter()
     try:
+        if message["invitation"]:
+            member.join(message["invitation"])
+        started_s = time.perf_counter()
         engine.load_weights(VerifiedStream(incoming.tensors()), message["version"])
     finally:
         incoming.drain()
@@ -116,9 +118,22 @@ class _Incoming:
             yield from verified
 
     def drain(self) -> None:
-        """Reads on to the end of the hand-over, so that the next message is a request again."""
+        """Reads on to the end of the hand-over, so that the next message is a request again.
+
+        Broadcasts are received and dropped: the sender and the other members wait for all to take part, and the error behind this should be
+        told at once, not after a timeout.
+        """
+        can_take_part = True
         while not self._is_over:
-            self._is_over = receive(self._connection, None)["op"] != "bucket"
+            message = receive(self._connection, None)
+            self._is_over = message["op"] != "bucket"
+            if not self._is_over and can_take_part and message["kind"] == BROADCAST:
+                try:
+                    for _ in self._readers[BROADCAST](Bucket.of(message)):
+                        pass
+                except Exception as error:  # noqa: BLE001 - the error that led here is the one to tell
+                    sys.stderr.write(f"left the broadcast of weights: {error}\n")
+                    can_take_part = False
 
     def _next(self) -> Bucket | None:
         started_s = time.perf_counter()
@@ -136,7 +151,7 @@ def _error(error: Exception) -> dict[str, Any]:
     """What the other end raises: its own kinds of error by name, anything else as a bug with its traceback."""
     if isinstance(error, UserError):
         return {"error": "user", "problem": error.problem, "rule": error.rule, "fix": error.fix}
-    if isinstance(error, EngineError | MemoryError):
+    if isinstance(error, EngineError) or is_out_of_memory(error):
         return {"error": "engine", "message": str(error) or "out of memory"}
     if isinstance(error, ValueError):
         return {"error": "value", "message": str(error)}

@@ -27,7 +27,7 @@ from pivotrl.megatron.architecture import LayerKind, layers, num_experts
 from pivotrl.megatron.families import read_family
 from pivotrl.megatron.hf_config import read_config
 from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
-from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
+from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests, is_out_of_memory
 from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
 from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
@@ -46,6 +46,8 @@ _ENVIRONMENT = {
 }
 # Where several workers find new weights.
 _IN_MEMORY = Path("/dev/shm")
+# What vLLM says where a worker process of several did not come up.
+_WORKER_FAILED = "WorkerProc initialization failed"
 # The prefix cache shares whole blocks only. 32 is the smallest block vLLM's CPU attention has a fast kernel for; its default is 128.
 _CPU_BLOCK_TOKENS = 32
 
@@ -95,6 +97,7 @@ class VllmEngine:
 
         Raises:
             UserError: where vllm is not installed, or refuses the checkpoint or the settings.
+            EngineError: where memory is short, or a worker process of vLLM's failed, whose reason is in the log only.
         """
         checkpoint_census(checkpoint_dir, getattr(torch, config.dtype))
         for name, value in _ENVIRONMENT.items():
@@ -115,7 +118,11 @@ class VllmEngine:
             with torch.random.fork_rng(devices=[]):
                 arguments = _arguments(config, on_cpu=on_cpu, is_recurrent=_is_recurrent(checkpoint_dir))
                 llm = LLM(model=str(checkpoint_dir), **arguments)
-        except ValueError as error:
+        except Exception as error:
+            if is_out_of_memory(error) or str(error).startswith(_WORKER_FAILED):
+                raise EngineError(f"vLLM could not be started: {' '.join(str(error).split())[:300]}") from error
+            if not isinstance(error, ValueError):
+                raise
             raise UserError(
                 f"vLLM refuses {checkpoint_dir}: {' '.join(str(error).split())[:300]}",
                 rule="vLLM must know the model, and engine.kv_cache_bytes must hold one sequence of the model's whole context",

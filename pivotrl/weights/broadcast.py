@@ -64,8 +64,14 @@ class BroadcastStore:
 
     def deliver(self) -> None:
         """Broadcasts the bucket that was put last; the members have been told of it."""
-        if self._group is not None:
+        if self._group is None:
+            return
+        try:
             _broadcast(self._group, self._bytes)
+        except BaseException:
+            # Its members are out of step from here on: the next hand-over makes another one.
+            self._group, self._members = None, []
+            raise
 
     def finish(self) -> None:
         """Drops the last bucket."""
@@ -86,6 +92,7 @@ class Member:
     def join(self, invitation: Mapping[str, Any]) -> None:
         """Joins the group of an invitation, unless it is in it already."""
         if invitation != self._invitation:
+            self._group, self._invitation = None, {}
             store = TCPStore(invitation["host"], invitation["port"], is_master=False, timeout=_TIMEOUT)
             self._group = _make_group(store, invitation["rank"], invitation["size"])
             self._invitation = dict(invitation)

@@ -10,7 +10,8 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -19,19 +20,19 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from fakes.tiny_llama import PAD, STOP, VOCAB, named_weights, save_tiny_llama, tiny_llama
+from fakes.neighbours import REQUESTS, Neighbour, remote, talking, wait_for_arrival
+from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_llama
 
-from pivotrl.config.engines import ProcessesPlacement, RemotePlacement, TransformersEngineConfig
+from pivotrl.config.engines import ProcessesPlacement, TransformersEngineConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.launchers import ADDRESS, KEY, LocalLauncher, RemoteLauncher
+from pivotrl.rollouts.launchers import KEY, LocalLauncher
 from pivotrl.rollouts.pool import EnginePool
-from pivotrl.rollouts.replica import serve
-from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.rollouts.wire import PeerLost, completion_rows, completions_of, hang_up, knock, request_rows, requests_of
 from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.verbs.engine import run_engine
+from pivotrl.weights import broadcast
 from pivotrl.weights.broadcast import BroadcastStore
 from pivotrl.weights.buckets import Bucket
 from pivotrl.weights.filesystem import FilesystemStore
@@ -40,7 +41,6 @@ from pivotrl.weights.push import push
 from pivotrl.weights.shared_memory import SharedMemoryStore
 
 CONFIG = TransformersEngineConfig(type="transformers", batch_size=8)
-REQUESTS = [GenerationRequest(tuple(range(2 + n, 12 + n)), (n, n + 100, n + 200), 0.8, 24) for n in range(6)]
 
 
 def start_message(checkpoint: Path) -> dict[str, Any]:
@@ -153,23 +153,33 @@ def test_an_engine_keeps_its_memory_unless_the_user_says_otherwise(pool: EngineP
     assert os.environ.get("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0").encode() in tunables
 
 
-def test_weights_are_broadcast_and_a_lost_replica_waits_for_the_next_hand_over(tmp_path: Path, checkpoint: Path) -> None:
-    """Over gloo, where a GPU has NCCL: two engines in threads, small buckets; then one leaves and the group is made anew."""
+def test_weights_are_broadcast_and_a_lost_replica_comes_back_with_the_next_hand_over(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over gloo, where a GPU has NCCL: two engines in threads, small buckets; one leaves, a third one comes, and the group is made anew."""
+    monkeypatch.setattr(broadcast, "_TIMEOUT", timedelta(seconds=60))
     launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=60, bucket_bytes=20_000, transfer="nccl", max_retries=0)
     # Loaded one after the other: transformers' loading is not made for threads.
-    engines = [TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD) for _ in range(2)]
+    engines = [TransformersEngine.load(checkpoint, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD) for _ in range(3)]
     unused = list(engines)
-    for _ in engines:
+    for _ in range(2):
         Neighbour(tmp_path / "engines", lambda start: unused.pop())
     pool = EnginePool(launcher, BroadcastStore("127.0.0.1"), placement, {})
     for version in (1, 2):
         model = tiny_llama(seed=version)
         push(named_weights(model), pool, version)
-        assert pool.weight_digests() == engines[0].weight_digests() == engines[1].weight_digests()
+        assert pool.weight_digests() == engines[1].weight_digests() == engines[2].weight_digests()
     hang_up(pool._replicas[0].arrival.connection)
     with pytest.raises(EngineError):
         pool.generate(REQUESTS)
+    Neighbour(tmp_path / "engines", lambda start: unused.pop())
+    wait_for_arrival(launcher)
+    assert {sample.policy_version for samples in pool.generate(REQUESTS) for sample in samples} == {2}
+    assert len(unused) == 1, "an engine was built although nothing could give it the weights"
     push(named_weights(tiny_llama(seed=3)), pool, 3)
+    assert engines[0].policy_version == 3
+    assert engines[0].weight_digests() == pool.weight_digests()
+    assert len(pool._replicas) == 2
     assert {sample.policy_version for samples in pool.generate(REQUESTS) for sample in samples} == {3}
     pool.close()
 
@@ -182,30 +192,6 @@ def test_shared_memory_is_freed(checkpoint: Path) -> None:
     assert (Path("/dev/shm") / bucket.location).exists()
     store.close()
     assert not (Path("/dev/shm") / bucket.location).exists()
-
-
-class Neighbour:
-    """An engine of another machine, as far as the pool can tell: a thread that connects to its door."""
-
-    def __init__(self, launcher_dir: Path, build: Callable[[Mapping[str, Any]], Any]) -> None:
-        host, port = (launcher_dir / ADDRESS).read_text().strip().split(":")
-        del host
-        connection = knock(("127.0.0.1", int(port)), (launcher_dir / KEY).read_bytes(), name="")
-        self.thread = threading.Thread(target=serve, args=(connection, build), daemon=True)
-        self.thread.start()
-
-
-def remote(tmp_path: Path, **settings: Any) -> tuple[RemoteLauncher, RemotePlacement]:
-    placement = RemotePlacement(type="remote", listen="127.0.0.1:0", **settings)
-    return RemoteLauncher(placement, tmp_path / "engines"), placement
-
-
-def talking(name: int, fail: Callable[[], object] = lambda: None) -> Callable[[Mapping[str, Any]], ScriptedEngine]:
-    def script(prompt: tuple[int, ...], seed: int, index: int) -> Sequence[int]:
-        fail()
-        return [prompt[0], seed % VOCAB, name]
-
-    return lambda start: ScriptedEngine.from_function(script)
 
 
 def test_remote_engines_share_prompts_and_one_that_fails_is_replaced_by_one_that_lives(tmp_path: Path) -> None:
@@ -228,32 +214,6 @@ def test_remote_engines_share_prompts_and_one_that_fails_is_replaced_by_one_that
     assert list((tmp_path / "weights").iterdir())
     pool.close()
     assert not list((tmp_path / "weights").iterdir())
-
-
-def test_an_engine_that_always_fails_is_an_engine_error_and_never_a_completion(tmp_path: Path) -> None:
-    launcher, placement = remote(tmp_path, start_deadline_s=20, max_retries=2)
-
-    def broken() -> None:
-        raise EngineError("out of memory")
-
-    for _ in range(3):
-        Neighbour(tmp_path / "engines", talking(7, broken))
-    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
-    with pytest.raises(EngineError, match=r"failed 3 times on 6 prompts; the last time: out of memory"):
-        pool.generate(REQUESTS)
-    assert pool.take_cost()["rollout/engine_retries/sum"] == 3
-    pool.close()
-
-
-def test_a_deadline_ends_a_replica_that_hangs(tmp_path: Path) -> None:
-    launcher, placement = remote(tmp_path, start_deadline_s=20, deadline_s=0.2, max_retries=1)
-    over = threading.Event()
-    Neighbour(tmp_path / "engines", talking(7, lambda: over.wait(20)))
-    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
-    Neighbour(tmp_path / "engines", talking(8))
-    assert {sample.token_ids[2] for samples in pool.generate(REQUESTS) for sample in samples} == {8}
-    over.set()
-    pool.close()
 
 
 def test_messages_carry_every_bit_of_requests_and_completions() -> None:

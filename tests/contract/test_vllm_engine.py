@@ -179,3 +179,22 @@ def test_the_census_is_read_from_the_files(tmp_path: Path, *, tied: bool) -> Non
 def test_a_directory_without_a_checkpoint_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no checkpoint"):
         VllmEngine.load(tmp_path, CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.85, 67.2 GiB).", EngineError),
+        ("WorkerProc initialization failed due to an exception in a background process.", EngineError),
+        ("Model architectures ['Abacus'] are not supported", UserError),
+    ],
+)
+def test_a_start_that_lacks_memory_is_no_fault_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, kind: type[Exception]
+) -> None:
+    def refuse(**arguments: object) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("vllm.LLM", refuse)
+    with pytest.raises(kind, match=message[:20].replace("[", r"\[")):
+        VllmEngine.load(save_tiny_llama(tmp_path), CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
