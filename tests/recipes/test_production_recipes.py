@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import yaml
 from pivotrl.config.load import DEFAULT, load_recipe
 from pivotrl.config.schema import Recipe
 from pivotrl.doctor.examine import Request, examine
-from pivotrl.launching.render import Script, load_target, render
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {"qwen3_30b_a3b": "qwen3_30b_a3b", "nemotron3_super_120b": "nemotron3_super_120b"}
@@ -66,23 +67,63 @@ def test_the_sft_baseline_is_the_same_but_for_its_stage(family: str, domain: str
     assert examine(Request(_folder(family, domain) / "sft", list(GIVEN), None, None, model, is_static=True)).found == []
 
 
+@pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize(("family", "domain"), RECIPES)
-def test_launch_writes_scripts_that_a_shell_reads(family: str, domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_writes_the_scripts_of_every_gpu(
+    family: str, domain: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     monkeypatch.chdir(ROOT)
-    scripts = render(load_recipe(_folder(family, domain), GIVEN), load_target(EXAMPLE), tmp_path / "run")
-    assert [script.job.name for script in scripts] == ["ingest", "profile", "select", "train", "convert", "eval", "report"]
-    _check_shell(scripts)
-    baseline = render(load_recipe(_folder(family, domain) / "sft", GIVEN), load_target(EXAMPLE), tmp_path / "sft")
-    assert [script.job.name for script in baseline] == ["ingest", "sft", "convert", "eval", "report"]
-    assert " convert {0}/sft/hf {0}/convert ".format(tmp_path / "sft") in baseline[2].path.read_text()
-    _check_shell(baseline)
+    file, words, model = tmp_path / "cluster.yaml", _words(family, cluster, domain), ROOT / "configs" / "models" / f"{FAMILIES[family]}.yaml"
+    file.write_text(f"extends: {EXAMPLE}\nhardware: configs/clusters/{cluster}.yaml\n")
+    run = tmp_path / "run"
+    code, printed, error = cli("launch", _folder(family, domain), "--cluster", file, "--run", run, "--dry-run", "--model", model, *GIVEN, *words)
+    assert code == 0, error
+    assert "train by the planner:" in printed
+    assert "does NOT fit" not in printed
+    recipe = load_recipe(_folder(family, domain), [*GIVEN, *words]).recipe
+    train = (run / "launch" / "train.sbatch").read_text()
+    assert f"#SBATCH --nodes={recipe.launch.train_nodes + recipe.launch.generation_nodes}\n" in train
+    # What differs between GPUs is numbers.
+    assert {path.stem for path in _checked_scripts(run, with_shellcheck=cluster == CLUSTERS[0])} == {
+        "ingest",
+        "profile",
+        "select",
+        "train",
+        "convert",
+        "eval",
+        "report",
+    }
 
 
-def _check_shell(scripts: list[Script]) -> None:
-    files = [*(script.path for script in scripts), *scripts[0].path.parent.glob("*.sh")]
+@pytest.mark.parametrize(("family", "domain"), RECIPES)
+def test_the_scripts_of_a_baseline_run_sft_alone(
+    family: str, domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code, printed, error = cli("launch", _folder(family, domain) / "sft", "--cluster", EXAMPLE, "--run", tmp_path / "run", "--dry-run", *GIVEN)
+    assert code == 0, error
+    assert "train by the planner" not in printed
+    assert {path.stem for path in _checked_scripts(tmp_path / "run", with_shellcheck=domain == DOMAINS[0])} == {
+        "ingest",
+        "sft",
+        "convert",
+        "eval",
+        "report",
+    }
+    assert f" convert {tmp_path}/run/sft/hf {tmp_path}/run/convert " in (tmp_path / "run" / "launch" / "convert.sbatch").read_text()
+
+
+def _checked_scripts(run: Path, *, with_shellcheck: bool) -> list[Path]:
+    """The batch scripts of a run, after bash and shellcheck have read them and what they source."""
+    scripts = sorted((run / "launch").glob("*.sbatch"))
+    files = [*scripts, *sorted((run / "launch").glob("*.sh"))]
     for path in files:
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
         assert path.read_text().count("\n") <= 150
+    if with_shellcheck and shutil.which("shellcheck") is not None:
+        checked = subprocess.run(["shellcheck", "--external-sources", *map(str, files)], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
+    return scripts
 
 
 # Lines that set nothing of their own: names, forms, files, a cascade's frame, and a layout, which its file's head explains as a whole.
