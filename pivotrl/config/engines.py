@@ -88,7 +88,7 @@ class ProcessesPlacement(_Replicas):
     python: str | None = None
     """Interpreter of the engines (null: this one), for an environment of their own; it needs this package's dependencies and the engine's."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each replica, for example ["4", "5"]; empty: all see what the trainer sees."""
+    """CUDA_VISIBLE_DEVICES of each replica, for example ["4", "5"]; empty: all see what the trainer sees. `nccl` needs them."""
     transfer: Literal["shared_memory", "filesystem", "nccl"] = "shared_memory"
     """How weights travel. `shared_memory` holds them once in /dev/shm until the next hand-over, so that a replica that dies is rebuilt from
     there; `filesystem` holds them under `weights_dir`; `nccl` sends them from GPU to GPU and keeps nothing: a dead replica stays away until then."""
@@ -99,6 +99,11 @@ class ProcessesPlacement(_Replicas):
     def _one_device_set_each(self) -> ProcessesPlacement:
         if self.devices and len(self.devices) != self.num_replicas:
             raise ValueError(f"devices has {len(self.devices)} entries but num_replicas is {self.num_replicas}; give one entry per replica, or none")
+        if self.transfer == "nccl" and not self.devices:
+            raise ValueError(
+                "transfer is nccl and devices is empty; NCCL takes one process per GPU, and without devices the engines would use the trainer's; "
+                "give every replica GPUs of its own in devices, or set transfer to shared_memory"
+            )
         return self
 
 

@@ -63,7 +63,8 @@ class ProfileConfig(Section):
     max_infra_frac: Fraction01 = 0.05
     """The stage stops where more than this share of verdicts is the infrastructure's fault."""
     num_workers: PositiveInt = 1
-    """Worker processes that the stage starts on this machine, each with its own engine. Changes the time, never a byte of the result."""
+    """Worker processes that the stage starts on this machine, each with its own engine. Changes the time, never a byte of the result.
+    More than one needs placement.type in_process; otherwise placement.num_replicas says how many engines work."""
 
     @model_validator(mode="after")
     def _minimum_below_k(self) -> ProfileConfig:

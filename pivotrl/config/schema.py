@@ -328,6 +328,16 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_pool_of_engines(self) -> Recipe:
+        if self.profile.num_workers > 1 and not isinstance(self.placement, InProcessPlacement):
+            raise ValueError(
+                f"profile.num_workers is {self.profile.num_workers} and placement.type is {self.placement.type}; the workers' engines would share "
+                "GPUs, ports and files; set profile.num_workers to 1 and let placement.num_replicas say how many engines work, or placement.type "
+                "to in_process for this stage"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adaptive_serves_a_rule(self) -> Recipe:
         if self.profile.adaptive is not None and not isinstance(self.select, Eq5Rule | WindowRule):
             raise ValueError(

@@ -145,8 +145,8 @@ class RemoteLauncher:
         assert not isinstance(self._door.address, str)
         # An engine on another machine cannot use the address of "any interface".
         reachable = os.uname().nodename if host in ("0.0.0.0", "::") else host
-        self._address_file = directory / ADDRESS
-        atomic_write(self._address_file, f"{reachable}:{self._door.address[1]}\n".encode())
+        self._address_file, self._address = directory / ADDRESS, f"{reachable}:{self._door.address[1]}\n".encode()
+        atomic_write(self._address_file, self._address)
 
     def summon(self, place: int, timeout_s: float) -> Arrival:  # noqa: ARG002 - whoever comes takes the place
         """The next engine that connected."""
@@ -156,7 +156,9 @@ class RemoteLauncher:
         """Nothing: its connection is closed, which ends its work for this run."""
 
     def close(self) -> None:
-        self._address_file.unlink(missing_ok=True)
+        # Another stage of the run may have written its own since.
+        if self._address_file.exists() and self._address_file.read_bytes() == self._address:
+            self._address_file.unlink(missing_ok=True)
         self._door.close()
 
 

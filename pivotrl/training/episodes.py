@@ -21,7 +21,6 @@ from pivotrl.training.groups import Truncated, check_infra
 from pivotrl.training.order import EpochOrder
 from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
-from pivotrl.weights.push import push
 from pivotrl.worlds.protocol import World, WorldTask
 
 _NUM_TURNS = "num_turns"
@@ -118,8 +117,7 @@ class EpisodeSource[TaskT: WorldTask]:
 
     def publish(self, trainer: PolicyTrainer, version: int) -> None:
         """Hands the trainer's weights to the engine that samples, and probes that it samples from them; raises as `PivotSource.publish`."""
-        push(trainer.named_tensors(), self._sampler.engine, version)
-        self._probe.check(self._sampler.engine, trainer)
+        self._probe.hand_over(trainer, self._sampler.engine, version)
 
     def position(self) -> dict[str, Any]:
         """Turns sampled so far."""

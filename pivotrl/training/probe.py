@@ -1,7 +1,8 @@
 """Log-probs of a few tokens after every hand-over of weights: the engine samples them, the trainer scores them again.
 
 Digests prove what arrived, not what is used: a head packed from older weights, experts left in another layout or a cache of keys and
-values would pass them. Called by training/sources.py; the parity gate measures more, and less often.
+values would pass them. Every hand-over to an engine that samples goes through here (training/, verbs/reprofile.py); the parity gate
+measures more, and less often.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pivotrl.identity import derive_seed
 from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
 from pivotrl.training.protocols import PolicyTrainer
 from pivotrl.training.scoring import completion_logprobs
-from pivotrl.weights.push import HasCensus
+from pivotrl.weights.push import HasCensus, SyncReport, push
 
 # Mean over the probe, several times what rounding was seen to give: 5e-6 in float32, 0.03 in bfloat16 against a float32 trainer.
 _LIMIT, _ROUNDED_LIMIT = 0.01, 0.2
@@ -36,6 +37,16 @@ class WeightProbe:
     def __init__(self, prompt_token_ids: Sequence[int], config: WeightSyncConfig, *, temperature: float, seed: int) -> None:
         self._config, self._temperature = config, temperature
         self._request = GenerationRequest(tuple(prompt_token_ids), (derive_seed(seed, "probe"),), temperature, max(config.probe_tokens, 1))
+
+    def hand_over(self, trainer: PolicyTrainer, engine: Engine, version: int) -> SyncReport:
+        """Pushes the trainer's weights and checks that the engine samples from them.
+
+        Raises:
+            ValueError, RuntimeError: as `push` and `check`, for weights that did not arrive or are not used.
+        """
+        report = push(trainer.named_tensors(), engine, version)
+        self.check(engine, trainer)
+        return report
 
     def check(self, engine: Engine, trainer: PolicyTrainer) -> float | None:
         """Mean absolute log-prob difference; None where nothing was compared (no model, no probe, an engine that failed to sample).

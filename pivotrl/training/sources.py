@@ -22,7 +22,6 @@ from pivotrl.training.pivot_sets import FIRST_SET, PivotSet, PivotSets
 from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
 from pivotrl.types import Demonstration, LocalRollout
-from pivotrl.weights.push import push
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +127,11 @@ class PivotSource:
         """Hands the trainer's weights to the engine that samples, and probes that it samples from them.
 
         Raises:
-            ValueError, RuntimeError: as `push` and `WeightProbe.check`, for weights that did not arrive or are not used.
+            ValueError, RuntimeError: as `WeightProbe.hand_over`, for weights that did not arrive or are not used.
         """
-        report = push(trainer.named_tensors(), self._sampler.engine, version)
+        report = self._probe.hand_over(trainer, self._sampler.engine, version)
         if self._sets is not None:
             self._sets.published(report.digest)
-        self._probe.check(self._sampler.engine, trainer)
 
     def position(self) -> dict[str, Any]:
         """Nothing."""

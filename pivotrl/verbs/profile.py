@@ -14,8 +14,10 @@ from typing import Any
 from rich.table import Table
 
 from pivotrl import build
+from pivotrl.config.engines import RemotePlacement
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.console import results_console
+from pivotrl.errors import UserError
 from pivotrl.locks import exclusive
 from pivotrl.pipeline import LOCK, checkpoint_hash, open_stage, prepare, template_hash
 from pivotrl.profiling.estimate import WORKER_S, estimate
@@ -47,9 +49,15 @@ def run_shard(text: str, loaded: LoadedRecipe, run: Path) -> None:
     """Profiles one shard and leaves merging to a call without one.
 
     Raises:
-        UserError: for a shard that is none, or where an earlier stage has not been run.
+        UserError: for a shard that is none or that would share remote engines with others, or where an earlier stage has not been run.
     """
     shard = Shard.parse(text)
+    if isinstance(loaded.recipe.placement, RemotePlacement) and shard.count > 1:
+        raise UserError(
+            f"--shard is {text} and placement.type is remote",
+            rule="engines find one process of a run, whose address is RUN/engines/address; shards each need engines of their own",
+            fix="profile without --shard, or with placement.type=in_process",
+        )
     prepare("profile", loaded, run)
     work = ProfileRun(loaded, run)
     if (stage := work.open()) is None:

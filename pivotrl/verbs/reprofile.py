@@ -47,9 +47,10 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
 
     Raises:
         UserError: where training runs, is finished or has no checkpoint or no round to come, or the policy leaves too few pivots.
+        ValueError, RuntimeError: as `WeightProbe.hand_over`, for weights that did not arrive or are not used.
     """
     from pivotrl.training.checkpoints import Checkpoints
-    from pivotrl.weights.push import push
+    from pivotrl.training.probe import WeightProbe
 
     config, train_dir = loaded.recipe.train, run / "train"
     select_dir, ingest_dir = Stage.require(run, "select"), Stage.require(run, "ingest")
@@ -76,7 +77,9 @@ def run_reprofile(loaded: LoadedRecipe, run: Path) -> None:
                 )
             tasks = local_tasks(PivotStore.open(select_dir).pivots, TrajectoryStore.open(ingest_dir))
             sets = pivot_sets(loaded, run, sampler, tasks)
-            sets.published(push(trainer.named_tensors(), sampler.engine, trainer.steps_done).digest)
+            recipe = loaded.recipe
+            probe = WeightProbe(tasks[0].prompt_token_ids, recipe.weight_sync, temperature=recipe.sampling.temperature, seed=recipe.seed)
+            sets.published(probe.hand_over(trainer, sampler.engine, trainer.steps_done).digest)
             if step not in attempts(run / PIVOT_SETS):
                 sets.remake(step, _BY_HAND)
     declined = set_dir(run / PIVOT_SETS, step) / DECLINED

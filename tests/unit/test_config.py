@@ -206,3 +206,25 @@ def test_random_turns_need_one_number(recipe_dir: Path) -> None:
     for both in ("{rule: random}", "{rule: random, num_turns: 5, as_many_as: runs/a}"):
         with pytest.raises(UserError, match="needs one of num_turns and as_many_as"):
             load_recipe(recipe_dir, [f"select={both}"])
+
+
+REMOTE = "placement={type: remote}"
+NCCL = "placement={type: processes, num_replicas: 2, transfer: nccl"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["profile.num_workers=2", REMOTE], "profile.num_workers is 2 and placement.type is remote"),
+        (["profile.num_workers=2", "placement={type: processes, num_replicas: 2, devices: ['0', '1']}"], "placement.type is processes"),
+        ([NCCL + "}"], "transfer is nccl and devices is empty"),
+    ],
+)
+def test_engines_that_would_share_what_only_one_can_have_are_refused(recipe_dir: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_recipe(recipe_dir, words)
+
+
+@pytest.mark.parametrize("words", [["profile.num_workers=2"], [REMOTE], [NCCL + ", devices: ['0', '1']}"]])
+def test_engines_of_their_own_are_not(recipe_dir: Path, words: list[str]) -> None:
+    load_recipe(recipe_dir, words)

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotrl import rundir
+from pivotrl.config.load import load_recipe
 from pivotrl.config.profiling import AdaptiveConfig, PassRatePriorConfig
 from pivotrl.config.schema import Eq5Rule, ToolCallVerifierConfig
 from pivotrl.errors import InfraLimitError, UserError
@@ -32,6 +33,7 @@ from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.scripted import ScriptedEngine
 from pivotrl.rundir import Stage, read_json
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
+from pivotrl.verbs.profile import run_shard
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -200,3 +202,10 @@ def test_the_last_unit_may_be_smaller(tmp_path: Path) -> None:
     work = Work(CandidateStore.open(tmp_path / "ingest"), SETTINGS)
     assert [len(unit) for _, unit in work.units()] == [4, 2]
     assert (work.num_units, work.num_candidates(work.numbers(WHOLE)), work.num_candidates([0]), work.num_candidates([1])) == (2, 6, 4, 2)
+
+
+def test_shards_of_remote_engines_are_refused(tmp_path: Path) -> None:
+    """Two processes of one run would write one address, and all engines would go to the later one."""
+    loaded = load_recipe(TESTS.parent / "recipes" / "quickstart", ["placement={type: remote}"])
+    with pytest.raises(UserError, match=r"--shard is 0/2 and placement\.type is remote"):
+        run_shard("0/2", loaded, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_llama
 from transformers import PreTrainedModel
 
+import pivotrl
 from pivotrl.config.engines import TransformersEngineConfig, WeightSyncConfig
 from pivotrl.objective.microbatch import MicroBatch
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
@@ -18,6 +20,7 @@ from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.training.probe import WeightProbe, WeightsDiffer
 from pivotrl.weights.push import push
 
+PACKAGE = Path(pivotrl.__file__).parent
 PROMPT = tuple(range(5, 20))
 
 
@@ -63,6 +66,26 @@ def test_one_stale_matrix_is_found(tmp_path: Path) -> None:
     with pytest.raises(WeightsDiffer, match=r"policy version 1, .*max_logprob_difference allows 0.01"):
         probe().check(engine, Scorer(model))  # type: ignore[arg-type]
     assert probe(max_logprob_difference=1000.0).check(engine, Scorer(model))  # type: ignore[arg-type]
+
+
+def test_no_hand_over_goes_without_a_probe(tmp_path: Path) -> None:
+    """A trainer's weights reach an engine that samples by one way only, which looks at what the engine makes of them."""
+    pushing = [path for path in sorted(PACKAGE.rglob("*.py")) if any("push" in names for names in imported_from(path, "pivotrl.weights.push"))]
+    assert [path.name for path in pushing] == ["probe.py"]
+
+    class Trainer(Scorer):
+        def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+            return named_weights(tiny_llama(seed=2))
+
+    engine = engine_of(tmp_path)
+    assert probe().hand_over(Trainer(tiny_llama(seed=2)), engine, 4).version == 4  # type: ignore[arg-type]
+    with pytest.raises(WeightsDiffer, match="policy version 5"):
+        probe().hand_over(Trainer(tiny_llama(seed=1)), engine, 5)  # type: ignore[arg-type]
+
+
+def imported_from(path: Path, module: str) -> list[set[str]]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [{alias.name for alias in node.names} for node in nodes if isinstance(node, ast.ImportFrom) and node.module == module]
 
 
 def test_a_wrong_temperature_is_found(tmp_path: Path) -> None:
