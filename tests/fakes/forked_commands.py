@@ -1,6 +1,6 @@
-"""Runs `pivotrl` commands of several processes each, as a launcher does: one program imports everything once and forks all of them.
+"""Runs `pivotrl` commands of several processes each, as a launcher does: one program, itself started by forks.py, forks all of them.
 
-    python forked_commands.py COMMANDS.json
+    fakes.forked_commands:main COMMANDS.json
 
 Every process has its command's words and its place in its environment, and runs `pivotrl.cli.main` as the `pivotrl` program does. Imports
 take longer than a tiny model's training, and there are ten processes to a run. COMMANDS.json holds {"words", "size", "serves", "log", ...} each:
@@ -15,13 +15,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from fakes import forks
 
 _ENDING_S = 10.0
 
@@ -42,25 +43,22 @@ class Command:
 
 def run_commands(commands: Sequence[Command], directory: Path) -> None:
     """Runs them side by side; one that fails fails the test, with what every process printed last."""
-    root, file = Path(__file__).resolve().parents[2], directory / "commands.json"
+    file = directory / "commands.json"
     file.write_text(json.dumps([asdict(command) for command in commands]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(root), str(root / "tests")))}
-    program = [sys.executable, __file__, str(file)]
-    # A session of its own, so that a test that is cut off takes all of them along.
-    with subprocess.Popen(program, env=environment, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            _, errors = process.communicate()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
+    program = forks.start([file], program="fakes.forked_commands:main")
+    try:
+        code = program.wait()
+    finally:
+        # A session of its own, so that a test that is cut off takes all of them along.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+    if code:
         logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(directory.glob("*.log.*"))]
-        raise AssertionError("\n".join([errors[-2000:], *logs]))
+        raise AssertionError("\n".join([program.printed()[-2000:], *logs]))
 
 
 def main() -> None:
     """Exit code 1, every process ended, where one of those that do not serve ends with another code than its own, or leaves a process behind."""
-    _import_everything()
     commands = [Command(**command) for command in json.loads(Path(sys.argv[1]).read_text())]
     working: dict[int, Command] = {}
     serving: dict[int, Command] = {}
@@ -112,19 +110,6 @@ def _others_of_this_session() -> list[int]:
     return [process for process in found if process != os.getpid()]
 
 
-def _import_everything() -> None:
-    import torch
-
-    from pivotrl.megatron import bridge
-
-    bridge.import_bridge()
-    import pivotrl.cli
-    import pivotrl.rollouts.transformers_engine
-    import pivotrl.verbs.train  # noqa: F401 (what the commands would import)
-
-    torch.set_num_threads(1)
-
-
 def _fork(command: Command, place: Mapping[str, str], log: Path) -> int:
     child = os.fork()
     if child:
@@ -156,7 +141,3 @@ def _run(words: Sequence[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
-
-
-if __name__ == "__main__":
-    main()

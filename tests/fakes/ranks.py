@@ -1,6 +1,6 @@
 """Runs jobs in groups of 1, 2, 4 ... ranks that meet over gloo: one program imports everything once and forks the ranks of every group.
 
-    python ranks.py WORKER.py JOBS.json RESULTS.json
+    fakes.ranks:main WORKER.py JOBS.json RESULTS.json
 
 Imports take some twenty times as long as a tiny model's step, so a process per rank and group, each with its own imports, is what such tests
 would spend their time on. WORKER.py has `measure(job)`; JOBS.json maps a number of ranks to its jobs, group after group in the file's order.
@@ -14,12 +14,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fakes import forks
 
 type Measure = Callable[[Any], Any]
 
@@ -32,12 +33,10 @@ def measure_on_ranks(worker: Path, jobs: Mapping[int, Sequence[Any]], directory:
         jobs: JSON-ready, by number of ranks.
         directory: where to exchange files.
     """
-    root = Path(__file__).resolve().parents[2]
     files = [directory / f"{worker.stem}_{name}.json" for name in ("jobs", "results")]
     files[0].write_text(json.dumps(jobs))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests")))}
-    finished = subprocess.run([sys.executable, __file__, str(worker), *map(str, files)], env=environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-8000:]
+    program = forks.start([worker, *files], program="fakes.ranks:main")
+    assert program.wait() == 0, program.printed()[-8000:]
     return {int(size): answers for size, answers in json.loads(files[1].read_text()).items()}
 
 
@@ -57,9 +56,6 @@ def main() -> None:
 
 
 def _load(worker: Path) -> Measure:
-    from pivotrl.megatron import bridge
-
-    bridge.import_bridge()
     sys.path.insert(0, str(worker.parent))
     spec = importlib.util.spec_from_file_location(worker.stem, worker)
     assert spec is not None
@@ -111,7 +107,3 @@ def _wait(children: list[int]) -> None:
             for other in running:
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

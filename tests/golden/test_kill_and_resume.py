@@ -2,53 +2,44 @@
 
 One undisturbed run of the quickstart at a tiny size is compared with one in which each stage is killed several times: at
 moments drawn over its undisturbed duration, the later ones counted from when its directory first holds data, so that the
-kill lands in the work and not only in the imports.
+kill lands in the work and not only in what comes before it.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from fakes import forks
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+RECIPE = forks.ROOT / "tests" / "golden" / "tiny_recipe"
 STAGES = ("ingest", "sft", "profile", "select", "train", "eval")
 TIME_FILES = {"timing.json", "timing.jsonl"}
 KILLS_PER_STAGE = 2
 
 
-def _start(stage: str, run: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pivotrl", stage, str(RECIPE), "--run", str(run)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
 def _finish(stage: str, run: Path) -> float:
     started_s = time.monotonic()
-    process = _start(stage, run)
-    _, error = process.communicate()
-    assert process.returncode == 0, f"{stage}: {error.decode()[-3000:]}"
+    process = forks.start([stage, RECIPE, "--run", run])
+    assert process.wait() == 0, f"{stage}: {process.printed()[-3000:]}"
     return time.monotonic() - started_s
 
 
 def _kill_after(stage: str, run: Path, delay_s: float, *, from_first_data: bool) -> bool:
     """Starts the stage and kills it; False where it was faster than the killer."""
-    process = _start(stage, run)
+    process = forks.start([stage, RECIPE, "--run", run])
     if from_first_data:
         while process.poll() is None and not any((run / stage).glob("[!_.]*")):
             time.sleep(0.01)
     try:
         process.wait(timeout=delay_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-    process.communicate()
-    return process.returncode == -signal.SIGKILL
+        process.kill()
+    return process.wait() == -signal.SIGKILL
 
 
 def _contents(run: Path) -> dict[str, bytes]:

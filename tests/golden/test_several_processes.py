@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
+import shutil
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from fakes import forks
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+RECIPE = forks.ROOT / "tests" / "golden" / "tiny_recipe"
 TIME_FILES = {"timing.json", "timing.jsonl"}
 # All stages at their smallest, training on two tensor parallel processes.
 WHOLE = (
@@ -23,22 +21,20 @@ WHOLE = (
 )
 
 
-def _start(run: Path, *words: str, world_size: int = 2) -> list[subprocess.Popen[str]]:
+def _start(run: Path, *words: str, world_size: int = 2) -> list[forks.Forked]:
     """The processes a launcher would start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "pivotrl", *words[:1], str(RECIPE), "--run", str(run), *words[1:]]
-    meeting = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    environments = [{**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(command, cwd=ROOT, env=environment, **streams) for environment in environments]
+    command = [*words[:1], RECIPE, "--run", run, *words[1:]]
+    meeting = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    places = [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    return [forks.start(command, environment=place) for place in places]
 
 
-def _finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+def _finish(processes: list[forks.Forked]) -> list[tuple[int, str]]:
     """(exit code, everything printed) of each."""
-    printed = ["".join(process.communicate(timeout=600)) for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
+    return [(process.wait(timeout=600), process.printed()) for process in processes]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def test_killed_stages_end_with_the_same_bytes(prepared: Path, tmp_path: Path) -
     """`sft` and `train` are killed, each after a checkpoint drawn at random; the killed run also writes its checkpoints in the background."""
     runs = [tmp_path / name for name in ("undisturbed", "killed")]
     for run in runs:
-        subprocess.run(["cp", "-r", str(prepared), str(run)], check=True)
+        shutil.copytree(prepared, run)
     (code, printed), (follower_code, follower_printed) = _finish(_start(runs[0], *WHOLE))
     assert (code, follower_code) == (0, 0), printed + follower_printed
     assert not follower_printed, "only process 0 speaks"
@@ -79,7 +75,7 @@ def test_killed_stages_end_with_the_same_bytes(prepared: Path, tmp_path: Path) -
         assert expected["metrics.jsonl"].count(b"\n") >= num_steps
 
 
-def _kill_at(processes: list[subprocess.Popen[str]], sign: Path) -> None:
+def _kill_at(processes: list[forks.Forked], sign: Path) -> None:
     """Kills all of them as soon as `sign` exists."""
     while all(process.poll() is None for process in processes) and not sign.exists():
         time.sleep(0.002)
@@ -99,7 +95,7 @@ def _kill_at(processes: list[subprocess.Popen[str]], sign: Path) -> None:
 )
 def test_a_users_error_ends_every_process_with_2_and_is_said_once(prepared: Path, tmp_path: Path, words: tuple[str, ...], named: str) -> None:
     run = tmp_path / "run"
-    subprocess.run(["cp", "-r", str(prepared), str(run)], check=True)
+    shutil.copytree(prepared, run)
     (code, printed), (follower_code, follower_printed) = _finish(_start(run, *words))
     assert (code, follower_code, follower_printed) == (2, 2, "")
     assert printed.count("pivotrl: error:") == 1

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from fakes import forks
 
 from pivotrl.rundir import MANIFEST, STAGES, read_json
 from pivotrl.sweeping.schedule import RECORD
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
+RECIPE = forks.ROOT / "tests" / "golden" / "tiny_recipe"
 SPEC = {
     "name": "tiny",
     "domains": [{"name": "desk"}],
@@ -33,11 +30,6 @@ SPEC = {
     ],
     "set": {"eval": {"suites": [{"type": "world", "num_samples": 1}], "diagnostics": None}},
 }
-
-
-def _start(*words: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pivotrl", *map(str, words)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def _children(process: int) -> list[int]:
@@ -57,26 +49,24 @@ def _is_alive(process: int) -> bool:
 def test_a_stopped_sweep_ends_with_the_bytes_of_runs_alone(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     sweep = ("sweep", tmp_path / "spec.yaml", "--root", tmp_path / "runs", "--workers", 1)
-    stopped = _start(*sweep)
+    stopped = forks.start(sweep)
     while stopped.poll() is None and not (tmp_path / "runs" / "desk" / "tiny-3" / "profile").is_dir():
         time.sleep(0.05)
     workers = _children(stopped.pid)
     stopped.send_signal(signal.SIGTERM)
-    _, error = stopped.communicate()
-    assert (stopped.returncode, b"the same command resumes" in error) == (130, True), error.decode()[-2000:]
+    printed = stopped.printed()
+    assert (stopped.returncode, "the same command resumes" in printed) == (130, True), printed[-2000:]
     assert workers
     deadline_s = time.monotonic() + 20
     while (left := [one for one in workers if _is_alive(one)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not left, "a worker outlived the sweep"
-    resumed = _start(*sweep)
-    _, error = resumed.communicate()
-    assert resumed.returncode == 0, error.decode()[-2000:]
+    resumed = forks.start(sweep)
+    assert resumed.wait() == 0, resumed.printed()[-2000:]
     assert {one["status"] for one in read_json(tmp_path / "runs" / RECORD)["runs"].values()} == {"done"}
     overrides = ("select={rule: random, num_turns: 11}", "eval={suites: [{type: world, num_samples: 1}], diagnostics: null}", "seed=4")
-    alone = _start("run", RECIPE, "--run", tmp_path / "alone", *overrides)
-    _, error = alone.communicate()
-    assert alone.returncode == 0, error.decode()[-2000:]
+    alone = forks.start(["run", RECIPE, "--run", tmp_path / "alone", *overrides])
+    assert alone.wait() == 0, alone.printed()[-2000:]
     after_others = tmp_path / "runs" / "desk" / "tiny-4"
     for stage in STAGES[:-1]:
         assert (after_others / stage / MANIFEST).read_bytes() == (tmp_path / "alone" / stage / MANIFEST).read_bytes(), stage

@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import resource
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fakes import forks
 from fakes.trainer_batches import joined, micro_batches, policy_loss, save_model
 
 from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
@@ -59,12 +58,11 @@ def test_three_steps_and_three_in_a_fresh_process_equal_six(tmp_path: Path, hf_d
     interrupted = start_trainer(hf_dir)
     run_steps(interrupted, last=3)
     interrupted.save_checkpoint(tmp_path / "checkpoints", _EXTRA)
-    command = [sys.executable, str(_HERE / "trainer_resume_worker.py"), str(hf_dir), str(tmp_path / "checkpoints"), str(tmp_path / "resumed")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (_HERE.parents[1], _HERE.parent)))}
-    worker = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert worker.returncode == 0, worker.stderr
+    words = [hf_dir, tmp_path / "checkpoints", tmp_path / "resumed"]
+    worker = forks.start(words, program="trainer_resume_worker:main", path=[_HERE])
+    assert worker.wait() == 0, worker.printed()
 
-    resumed = json.loads(worker.stdout)
+    resumed = json.loads((tmp_path / "resumed" / "answer.json").read_text())
     assert resumed == {"extra": _EXTRA, "losses": losses[3:], "steps_done": 6}
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("undisturbed", "resumed")]
     assert files[0] == files[1]
