@@ -70,16 +70,20 @@ def main() -> None:
     try:
         while working:
             child, status = os.wait()
-            command, code = (working | serving)[child], os.waitstatus_to_exitcode(status)
-            if code != command.code or child in serving:
-                sys.exit(f"a process of {Path(command.log).name} ended with code {code}, and was to end with {command.code}")
-            del working[child]
+            is_serving, code = child in serving, os.waitstatus_to_exitcode(status)
+            command = (serving if is_serving else working).pop(child)
+            if code != command.code or is_serving:
+                sys.exit(f"a process of {Path(command.log).name} ended with code {code}, and was to {_duty(command)}")
     finally:
         for child in [*working, *serving]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     if left := _left_behind():
         sys.exit(f"processes that the commands left behind: {left}")
+
+
+def _duty(command: Command) -> str:
+    return "serve to the end" if command.serves else f"end with {command.code}"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -31,14 +31,14 @@ _RECIPE: dict[str, Any] = {
         "noise": 0.0,
     },
     "ingest": {"paths": ["{run}/world/expert.jsonl"], "near_duplicate_threshold": 1.0, "held_out_frac": 0.1},
-    "render": {"action_format": "hermes", "chat_template": str(_TEMPLATE), "history_reasoning": "drop", "max_prompt_tokens": 1000},
+    "render": {"action_format": "hermes", "chat_template": str(_TEMPLATE), "history_reasoning": "drop", "max_prompt_tokens": 200},
     "sampling": {"temperature": 0.8, "max_new_tokens": 8, "truncated": "zero"},
     # A random model's actions earn nothing: a verifier of text gives groups with some variance at least.
     "verifier": {"type": "tool_call", "message": "any"},
     "profile": {"num_samples": 2, "max_candidates": 8, "unit_candidates": 8},
     "select": {"rule": "all"},
     "train": {
-        "num_steps": 6,
+        "num_steps": 5,
         "pivots_per_step": 2,
         "group_size": 2,
         "advantage": "mean_std",
@@ -48,7 +48,7 @@ _RECIPE: dict[str, Any] = {
         "optimizer": {"lr": 1.0e-2},
         "micro_batch_tokens": 2048,
         "checkpoint_every": 2,
-        "parity": {"max_logprob_difference": 1.0e-3, "every_steps": 2, "num_pivots": 3, "num_samples": 2},
+        "parity": {"max_logprob_difference": 1.0e-3, "every_steps": 2, "num_pivots": 2, "num_samples": 2},
     },
     "eval": {"suites": [{"type": "held_out", "num_candidates": 1, "num_samples": 1}]},
 }
