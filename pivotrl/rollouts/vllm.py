@@ -4,9 +4,10 @@ Consumes `GenerationRequest`s, produces `Completion`s. Every sample is a request
 the seeds s, s + 1, ...; the prefix cache still prefills their prompt once. Log-probabilities are those after temperature
 (`processed_logprobs`); vLLM's default ignores it.
 
-On a CPU a weight update of vLLM 0.32 is silently wrong in three ways, each repaired here and each watched by the contract test "one changed
-tensor is seen": a tied head keeps its packed copy of the old embedding; experts are left in checkpoint layout while their kernel expects
-the packed one; the prefix cache keeps keys and values of the old weights. The repairs touch vLLM's internals: its version is pinned exactly.
+On a CPU a weight update of vLLM 0.32 is silently wrong in three ways, each repaired here and watched by a test: a tied head keeps its packed
+copy of the old embedding, and the prefix cache keys and values of the old weights (the contract tests of new weights, on a prompt that is
+cached); experts are left in checkpoint layout while their kernel expects the packed one (tests/contract/test_vllm_engine.py). The repairs
+touch vLLM's internals: its version is pinned exactly.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,8 +100,10 @@ def request_of(number: int, *, num_samples: int = 3, num_tokens: int = 9, temper
     return GenerationRequest(prompt_of(number, num_tokens=num_tokens), seeds, temperature, max_new_tokens)
 
 
-# Prompts of unlike lengths, long before short, so that an engine that sorts must put results back.
-REQUESTS = [request_of(0, num_tokens=31), request_of(1, num_tokens=4, num_samples=1), request_of(2, num_tokens=17, num_samples=6), request_of(3)]
+# Prompts of unlike lengths, long before short, so that an engine that sorts must put results back. The first fills two blocks of vLLM's prefix
+# cache, which holds whole blocks of 32 tokens alone.
+CACHED_TOKENS = 64
+REQUESTS = [request_of(0, num_tokens=71), request_of(1, num_tokens=4, num_samples=1), request_of(2, num_tokens=17, num_samples=6), request_of(3)]
 
 
 def test_results_come_by_request_and_then_by_seed(engine: Engine) -> None:
@@ -218,9 +221,34 @@ def test_requests_no_model_can_serve_are_refused(model_engine: Engine, request_:
         model_engine.generate([REQUESTS[0], request_])
 
 
+def cached_tokens(engine: Engine, request: GenerationRequest) -> list[int] | None:
+    """Of the prompt of every sample, those that were not computed again; None for an engine that caches nothing between calls."""
+    llm = getattr(engine, "_llm", None)
+    if llm is None:
+        return None
+    outputs: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        generate = llm.generate
+        patch.setattr(llm, "generate", lambda *arguments, **keywords: outputs.extend(made := generate(*arguments, **keywords)) or made)
+        engine.generate([request])
+    return [output.num_cached_tokens for output in outputs]
+
+
+@pytest.mark.slow
+def test_vllms_samples_of_a_prompt_share_one_prefill(engine_of: Callable[[Callable[[Path], Engine]], Engine]) -> None:
+    """Every sample is a request of its own there; of the transformers engine tests/unit/test_transformers_engine.py sees it."""
+    engine, request = engine_of(vllm), request_of(7, num_tokens=71, num_samples=5)
+    engine.load_weights(named_weights(tiny_llama()), 1)
+    assert cached_tokens(engine, request) == [0, *[CACHED_TOKENS] * 4]
+    assert cached_tokens(engine, request) == [CACHED_TOKENS] * 5
+    engine.load_weights(named_weights(tiny_llama(seed=1)), 2)
+    assert cached_tokens(engine, request) == [0, *[CACHED_TOKENS] * 4]
+
+
 def test_new_weights_are_the_ones_that_sample(model_engine: Engine) -> None:
     """Twice, on the same prompts: a stale cache or a head that kept the old embedding shows in the log-probs."""
     before = model_engine.generate(REQUESTS)
+    assert cached_tokens(model_engine, REQUESTS[0]) in (None, [CACHED_TOKENS] * 3)
     for version in (1, 2):
         model = tiny_llama(seed=version)
         model_engine.load_weights(named_weights(model), version)
@@ -233,13 +261,14 @@ def test_new_weights_are_the_ones_that_sample(model_engine: Engine) -> None:
 
 
 def test_one_changed_tensor_is_seen(model_engine: Engine) -> None:
-    """Every weight in turn: an engine that packs a layer and forgets to repack it keeps the old outputs."""
+    """Every weight in turn: an engine that packs a layer and forgets to repack it keeps the old outputs, one with a stale cache the old prompt."""
+    request = REQUESTS[0]
     for name, _ in named_weights(tiny_llama()):
+        assert cached_tokens(model_engine, request) in (None, [0, *[CACHED_TOKENS] * 2], [CACHED_TOKENS] * 3)
         model = tiny_llama()
         parameter = model.get_parameter(name)
         parameter.copy_(parameter * 1.5 + 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         model_engine.load_weights(named_weights(model), 1)
-        request = REQUESTS[0]
         for sample in model_engine.generate([request])[0]:
             expected = forward_logprobs(model, request.prompt_token_ids, sample.token_ids, temperature=request.temperature)
             assert sample.logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE), name

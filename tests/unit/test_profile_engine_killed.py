@@ -1,4 +1,4 @@
-"""SIGKILL of an engine's process in the middle of a profile: the stage goes on with another one and ends with the same bytes, and says so."""
+"""SIGKILL of an engine's process between two calls of a profile: the stage goes on with another one and ends with the same bytes, and says so."""
 
 from __future__ import annotations
 
