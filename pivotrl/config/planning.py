@@ -92,11 +92,11 @@ class PlanConfig(Section):
     parallel: ParallelConfig | None = None
     """The trainer's layout; None: propose the best ones."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Format of the gradient buffers."""
+    """Format of the gradient buffers: train.optimizer.gradient_dtype."""
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Format of Adam's two moments (precision-aware optimizer); the main weights stay in float32."""
+    """Format of Adam's two moments (precision-aware optimizer); the main weights stay in float32. Not in this trainer, whose moments are float32."""
     optimizer_offload_frac: Fraction01 = 0.0
-    """Share of optimizer state kept in host memory."""
+    """Share of optimizer state kept in host memory. Not in this trainer, which keeps it all on the GPU."""
     has_reference: bool = False
     """Whether a frozen copy of the initial policy is kept on the GPU (KL with beta > 0)."""
     fixed_gib: PositiveFloat = 4.0

@@ -35,6 +35,9 @@ class OptimizerConfig(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient clipping by global norm."""
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Format in which gradients are added up over micro-batches and processes. bfloat16 halves their memory, rounds every sum, and needs bfloat16
+    weights: a GPU."""
 
 
 class TraceConfig(Section):

@@ -162,7 +162,8 @@ def _trainer(recipe: Recipe, model: str) -> Iterator[Line]:
     yield Line(f"{megatron}.scheduler.lr_warmup_iters", "train.optimizer.warmup_steps", optimizer.warmup_steps)
     first_lr = optimizer.lr / optimizer.warmup_steps if optimizer.warmup_steps else 0.0
     yield Line(f"{megatron}.scheduler.lr_warmup_init", "train.optimizer.lr / warmup_steps", first_lr)
-    yield Line(f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32", "gradients are float32", True)
+    is_float32 = optimizer.gradient_dtype == "float32"
+    yield Line(f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32", "train.optimizer.gradient_dtype", is_float32)
     yield Line(f"{megatron}.distributed_data_parallel_config.overlap_grad_reduce", "parallel.overlap_grad_reduce", parallel.overlap_grad_reduce)
     yield Line("checkpointing.enabled", "checkpoints are always written", True)
     yield Line("checkpointing.checkpoint_dir", "name", f"results/{recipe.name}")

@@ -29,7 +29,7 @@ class Platform:
 
     device: torch.device
     parameter_dtype: torch.dtype
-    """Format of weights and activations. Gradients and optimizer state are float32 on both platforms."""
+    """Format of weights and activations. Optimizer state is float32 on both platforms, gradients are where the recipe does not say otherwise."""
     communication_backend: str
     """Backend of torch.distributed."""
 

@@ -35,7 +35,7 @@ from pivotrl.megatron.model import LanguageModel, build_model
 from pivotrl.megatron.parallel import control_group, initialize_parallel, running_layout
 from pivotrl.megatron.passes import logprob_pass, training_pass
 from pivotrl.megatron.replay import RouterMemory, router_memory
-from pivotrl.megatron.update import PolicyUpdate
+from pivotrl.megatron.update import PolicyUpdate, check_formats
 from pivotrl.megatron.upstream import parallel_state
 from pivotrl.objective.microbatch import LossFunction, MicroBatch
 
@@ -106,11 +106,13 @@ class Trainer:
             with_reference: keep a second, frozen copy of these weights as pi_0.
 
         Raises:
-            UserError: for an unsupported architecture, a layout it cannot have, or tensors that do not fit it.
+            UserError: for an unsupported architecture, a layout or format it cannot have, or tensors that do not fit it.
         """
         hf_config = read_config(checkpoint_dir)
         family = read_family(hf_config)
         check_model(parallel, moe, ModelShape.of(family))
+        if optimizer is not None:
+            check_formats(optimizer)
         initialize_parallel(parallel, seed)
         policy = build_model(hf_config, parallel, moe=moe)
         hf_weights.load_hf(policy, checkpoint_dir)

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import torch
 
 from pivotrl.config.schema import OptimizerConfig, ParallelConfig
+from pivotrl.errors import UserError
 from pivotrl.megatron import upstream
 from pivotrl.megatron.model import LanguageModel
 from pivotrl.megatron.schedule import learning_rate
@@ -31,7 +32,10 @@ class PolicyUpdate:
         self.resume: Literal["full", "weights"] = parallel.resume
         self.async_save = parallel.async_save
         reduction = upstream.DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=parallel.overlap_grad_reduce
+            # Otherwise buffers have the weights' format, and those of a bfloat16 model's float32 tensors stay float32.
+            grad_reduce_in_fp32=config.gradient_dtype == "float32",
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=parallel.overlap_grad_reduce,
         )
         # The first chunk's backward pass ends last; its gradients are the only ones worth reducing piece by piece.
         self.chunks = [
@@ -74,6 +78,20 @@ class PolicyUpdate:
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         _, grad_norm, _ = cast("tuple[bool, float, int | None]", self.optimizer.step())
         return float(grad_norm)
+
+
+def check_formats(config: OptimizerConfig) -> None:
+    """Refuses a format of gradients that megatron-core would not keep: its buffers are float32 or of the weights' format.
+
+    Raises:
+        UserError: naming the key.
+    """
+    if config.gradient_dtype == "bfloat16" and PLATFORM.parameter_dtype != torch.bfloat16:
+        raise UserError(
+            "optimizer.gradient_dtype is bfloat16 and the weights are float32, as on every CPU",
+            rule="gradients are float32 or have the format of the weights, which is bfloat16 on a GPU",
+            fix="set optimizer.gradient_dtype to float32, or train on a GPU",
+        )
 
 
 def _each(functions: list[Any]) -> Any:

@@ -80,6 +80,9 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
         Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * BFLOAT16_BYTES, "largest tensor, gathered and received"),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
     ]
+    if plan.gradient_dtype == "bfloat16":
+        shares = FLOAT32_BYTES * sum(math.ceil(part.num_elements / part.num_sharers) for part in busiest if not part.is_fp32)
+        terms.insert(2, Term("gradient shares", shares, "float32, for the optimizer's step"))
     if plan.has_reference:
         terms.insert(1, Term("reference", weights, "frozen copy of the initial policy"))
     return _memory(terms, plan, cluster)

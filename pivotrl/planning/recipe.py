@@ -10,8 +10,8 @@ from pivotrl.config.schema import Recipe
 def plan_of(recipe: Recipe) -> PlanConfig:
     """The plan of the recipe's `train` stage.
 
-    What no recipe states keeps the plan's defaults: mean lengths (cut to the recipe's limits), efficiencies, margins, and the float32 gradients and
-    moments that the trainer has.
+    What no recipe states keeps the plan's defaults: mean lengths (cut to the recipe's limits), efficiencies, margins, and the float32
+    moments on the GPU that the trainer has.
     """
     train, launch, engine, mean = recipe.train, recipe.launch, recipe.engine, WorkloadConfig()
     longest_prompt, longest_action = recipe.render.max_prompt_tokens, recipe.sampling.max_new_tokens
@@ -29,6 +29,7 @@ def plan_of(recipe: Recipe) -> PlanConfig:
         num_nodes=launch.train_nodes + launch.generation_nodes,
         generation_nodes=launch.generation_nodes,
         parallel=recipe.parallel,
+        gradient_dtype=train.optimizer.gradient_dtype,
         has_reference=train.kl.beta > 0,
         workload=workload,
     )

@@ -81,7 +81,7 @@ def _knobs(config: Any, parallel: ParallelConfig, plan: PlanConfig) -> Iterator[
     if not plan.generation_nodes:
         yield from (_Knob("generation_nodes", nodes) for nodes in range(1, plan.num_nodes))
         yield _Knob("engine_sleeps", True, NOT_HERE)
-    yield _Knob("gradient_dtype", "bfloat16", NOT_HERE)
+    yield _Knob("gradient_dtype", "bfloat16")
     yield _Knob("moment_dtype", "bfloat16", NOT_HERE)
     yield _Knob("optimizer_offload_frac", 1.0, NOT_HERE)
 

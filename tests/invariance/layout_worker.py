@@ -1,16 +1,18 @@
 """Runs a trainer in a layout: the worker of test_layouts (fakes/ranks.py runs it).
 
 A job is a model's directory, a layout (keys of `parallel`), how the step's rows are laid out, and optionally a checkpoint to load from or
-save to.
+save to, or a format of the weights other than a CPU's, with one of the gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from fakes.trainer_batches import joined, micro_batches, policy_loss
 
@@ -18,7 +20,7 @@ from pivotrl.config.schema import MoeConfig, OptimizerConfig, ParallelConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron import checkpoint
 from pivotrl.megatron.trainer import Trainer
-from pivotrl.megatron.upstream import parallel_state
+from pivotrl.megatron.upstream import PLATFORM, parallel_state
 from pivotrl.objective.microbatch import MicroBatch
 
 NUM_ROWS, NUM_STEPS = 7, 2
@@ -41,11 +43,27 @@ ARRANGEMENTS: Mapping[str, Callable[[list[MicroBatch]], list[MicroBatch]]] = {
 """Ways to lay one step's rows out; all have the same log-probs, loss and gradient."""
 
 
+@contextmanager
+def _weights_in(name: str) -> Iterator[None]:
+    """The platform with another format of weights: what a GPU has, on this CPU."""
+    before = PLATFORM.parameter_dtype
+    object.__setattr__(PLATFORM, "parameter_dtype", getattr(torch, name))
+    try:
+        yield
+    finally:
+        object.__setattr__(PLATFORM, "parameter_dtype", before)
+
+
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Log-probs of the scored tokens by row, then loss, gradient norm and sums of every step, and what every rank holds at the end."""
+    with _weights_in(job.get("weights", "float32")):
+        return _measured(job)
+
+
+def _measured(job: Mapping[str, Any]) -> dict[str, Any]:
     trainer = Trainer.from_hf(
         Path(job["model"]),
-        optimizer=OPTIMIZER,
+        optimizer=OPTIMIZER.model_copy(update={"gradient_dtype": job.get("gradients", "float32")}),
         parallel=ParallelConfig(**job["parallel"]),
         moe=MoeConfig(**job.get("moe", {})),
         num_steps=10,
@@ -75,7 +93,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(trainer: Trainer) -> list[dict[str, int]]:
-    """By rank: its pipeline stage, and the bytes of its buffers of weights and of gradients and of Adam's moments."""
+    """By rank: its pipeline stage, and the bytes of its buffers of weights and of gradients, of float32 copies of weights and of Adam's moments."""
     update = trainer._require_update()
     # Upstream hides torch's method of the same name behind its list.
     chunks: list[Any] = [*update.chunks]
@@ -83,10 +101,13 @@ def _held(trainer: Trainer) -> list[dict[str, int]]:
     moments = [
         state[name] for adam in checkpoint._torch_adams(update.optimizer) for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")
     ]
+    optimizers = getattr(update.optimizer, "chained_optimizers", [update.optimizer])
+    copies = [copy for one in optimizers for group in one.shard_fp32_from_float16_groups for copy in group]
     own = {
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         "weights": sum(buffer.param_data.nbytes for buffer in buffers),
         "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "copies": sum(copy.nbytes for copy in copies),
         "moments": sum(moment.nbytes for moment in moments),
     }
     held: list[Any] = [None] * dist.get_world_size()

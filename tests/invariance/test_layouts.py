@@ -7,7 +7,7 @@ gradient averaged instead of summed over two processes, or a filler that counts,
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from fakes.trainer_batches import save_model
 
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.planning.inputs import load_model
-from pivotrl.planning.weights import FLOAT32_BYTES, stage_buffers
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, stage_buffers
 
 _LOGPROB_BAR, _LOSS_BAR, _GRAD_NORM_BAR, _RESUMED_LOSS_BAR = 2e-6, 2e-5, 5e-4, 1e-5
+# bfloat16 keeps 8 bits of a number; sums over a step's few micro-batches lose no more than that.
+_ROUNDED_BAR = 2**-8
 _SHORT = {
     "tp": "tensor_model_parallel_size",
     "sp": "sequence_parallel",
@@ -46,12 +48,15 @@ class Case:
     arrangement: str = "uneven"
     load: bool = False
     """Resume from the state that two data parallel processes saved after their first step."""
+    gradients: str | None = None
+    """With bfloat16 weights, as on a GPU, and gradients of this format; None: all float32, as on a CPU."""
 
     def job(self, models: Path) -> dict[str, Any]:
         words = [word.split("=") for word in self.layout.split()]
         parallel = {_SHORT[key]: int(value) if value.isdigit() else value for key, value in words}
         resumed = {"load": str(models / f"{self.family}_saved"), "num_steps": 1} if self.load else {}
-        return {"model": str(models / self.family), "parallel": parallel, "arrangement": self.arrangement, **resumed}
+        formats = {"weights": "bfloat16", "gradients": self.gradients} if self.gradients else {}
+        return {"model": str(models / self.family), "parallel": parallel, "arrangement": self.arrangement, **resumed, **formats}
 
 
 _FAMILIES = {"dense": "qwen3", "moe": "qwen3_moe", "hybrid": "nemotron_3"}
@@ -69,6 +74,18 @@ _RESUMED = [Case(2, layout, load=True) for layout in ("", "tp=2", "pp=2", "pp=2 
 _RESUMED_MOE = [Case(2, layout, "moe", load=True) for layout in ("", "tp=2 sp=1", "ep=2 resume=weights")]
 _REFUSED = Case(2, "ep=2", "moe", load=True)
 _ARRANGEMENTS = ("one each", "reversed", "padded", "packed")
+_HALF = [
+    Case(world, layout, family, gradients=gradients)
+    for family, world, layout in (
+        ("dense", 1, ""),
+        ("dense", 2, ""),
+        ("dense", 2, "tp=2 sp=1"),
+        ("moe", 2, "ep=2"),
+        ("hybrid", 1, ""),
+        ("hybrid", 2, "ep=2"),
+    )
+    for gradients in ("float32", "bfloat16")
+]
 _ALONE = {family: Case(1, "", family) for family in _FAMILIES}
 _ARRANGED = {arrangement: Case(1, "", arrangement=arrangement) for arrangement in _ARRANGEMENTS}
 _RESUMED_ALONE = Case(1, "", load=True)
@@ -87,7 +104,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(models: Path) -> dict[Case, dict[str, Any]]:
     """What every case measured."""
-    cases = [*_CASES, *_RESUMED, *_RESUMED_MOE, _REFUSED, *_ALONE.values(), *_ARRANGED.values(), _RESUMED_ALONE]
+    cases = [*_CASES, *_HALF, *_RESUMED, *_RESUMED_MOE, _REFUSED, *_ALONE.values(), *_ARRANGED.values(), _RESUMED_ALONE]
     # Two first: they save what others resume. Jobs of one layout after another, so that process groups are made once per layout.
     by_size = {size: sorted((case for case in cases if case.world_size == size), key=lambda case: (case.load, case.layout)) for size in (2, 1, 4)}
     jobs = {size: [case.job(models) for case in here] for size, here in by_size.items()}
@@ -140,21 +157,40 @@ def test_a_run_resumes_in_another_layout(measured: dict[Case, dict[str, Any]]) -
 
 @pytest.mark.slow
 def test_planned_bytes_are_those_allocated(models: Path, measured: dict[Case, dict[str, Any]]) -> None:
-    """Weights and gradients of every rank exactly; moments exactly over all ranks, of one rank up to the alignment, which its share cuts through."""
-    for case in [*_CASES, *_ALONE.values()]:
+    """Weights and gradients of every rank exactly; copies and moments exactly over all ranks; moments of one rank up to the
+    alignment, which its share cuts through.
+
+    With float32 weights, as on a CPU, and with a GPU's bfloat16 weights, under either format of gradients.
+    """
+    for case in [*_CASES, *_HALF, *_ALONE.values()]:
         parallel, world = ParallelConfig(**case.job(models)["parallel"]), case.world_size
         config = load_model(models / case.family)[1]
         ranks, stages = measured[case]["held"], parallel.pipeline_model_parallel_size
-        plans = [stage_buffers(config, parallel, stage, world_size=world, is_bf16=False) for stage in range(stages)]
+        plans = [stage_buffers(config, parallel, stage, world_size=world, is_bf16=case.gradients is not None) for stage in range(stages)]
         for rank in ranks:
             plan = plans[rank["stage"]]
-            padded = FLOAT32_BYTES * sum(buffer.num_padded for buffer in plan)
-            assert (rank["weights"], rank["gradients"]) == (padded, padded), (case, rank)
+            weights = sum(buffer.num_padded * (FLOAT32_BYTES if buffer.is_fp32 else BFLOAT16_BYTES) for buffer in plan)
+            gradients = weights if case.gradients == "bfloat16" else FLOAT32_BYTES * sum(buffer.num_padded for buffer in plan)
+            assert (rank["weights"], rank["gradients"]) == (weights, gradients), (case, rank)
             moments = 2 * FLOAT32_BYTES * sum(buffer.num_elements / buffer.num_sharers for buffer in plan)
             unaligned = 2 * FLOAT32_BYTES * sum(buffer.num_padded - buffer.num_elements for buffer in plan)
             assert abs(rank["moments"] - moments) <= (unaligned if world > 1 else 0), (case, rank)
         copies = [(buffer, world // stages // buffer.num_sharers) for plan in plans for buffer in plan]
         assert sum(rank["moments"] for rank in ranks) == 2 * FLOAT32_BYTES * sum(buffer.num_elements * count for buffer, count in copies), case
+        main = FLOAT32_BYTES * sum(buffer.num_elements * count for buffer, count in copies if not buffer.is_fp32)
+        assert sum(rank["copies"] for rank in ranks) == main, case
+
+
+@pytest.mark.slow
+def test_bfloat16_gradients_are_near_float32_ones(measured: dict[Case, dict[str, Any]]) -> None:
+    """Same bfloat16 weights: the first loss is the same number, norms and the second loss differ by the rounding of sums, and do differ."""
+    for case in _HALF:
+        if case.gradients == "bfloat16":
+            rounded, exact = (measured[one]["steps"] for one in (case, replace(case, gradients="float32")))
+            assert rounded[0][0] == exact[0][0], case
+            assert rounded[0][1] == pytest.approx(exact[0][1], rel=_ROUNDED_BAR), case
+            assert rounded[1][:2] == pytest.approx(exact[1][:2], rel=_ROUNDED_BAR), case
+            assert rounded[0][1] != exact[0][1], case
 
 
 @pytest.mark.parametrize("arrangement", _ARRANGEMENTS)
