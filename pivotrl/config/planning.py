@@ -70,6 +70,10 @@ class EfficiencyConfig(Section):
     """Of peak_tflops while reading prompts."""
     network: Fraction01 = 0.70
     """Of link and network bandwidth in collectives."""
+    digest_gb_per_s: PositiveFloat = 5.0
+    """A tensor's copy to the host and its digest there, one process."""
+    host_copy_gb_per_s: PositiveFloat = 3.0
+    """Tensors into /dev/shm, and out of it into an engine."""
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.5
     """Tokens of the busiest expert parallel process over the mean: room in its buffers."""
 
@@ -97,12 +101,16 @@ class PlanConfig(Section):
     """Format of Adam's two moments (precision-aware optimizer); the main weights stay in float32. Not in this trainer, whose moments are float32."""
     optimizer_offload_frac: Fraction01 = 0.0
     """Share of optimizer state kept in host memory. Not in this trainer, which keeps it all on the GPU."""
+    checkpoint_gathers: bool = True
+    """Whether each process gathers its model part's whole optimizer state to write a checkpoint, as this trainer does; published stacks may not."""
     has_reference: bool = False
     """Whether a frozen copy of the initial policy is kept on the GPU (KL with beta > 0)."""
     fixed_gib: PositiveFloat = 4.0
     """CUDA context, communication buffers and workspaces of one process."""
+    fixed_host_gib: PositiveFloat = 8.0
+    """Host memory of one process: program, libraries, pinned buffers."""
     margin_frac: Fraction01 = 0.08
-    """Share of a GPU left free for fragmentation."""
+    """Share of a GPU, and of a host, left free for fragmentation and the system."""
     workload: WorkloadConfig = WorkloadConfig()
     """What a step trains on."""
     efficiency: EfficiencyConfig = EfficiencyConfig()

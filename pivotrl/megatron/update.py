@@ -59,6 +59,7 @@ class PolicyUpdate:
             use_distributed_optimizer=True,
         )
         self.optimizer = upstream.get_megatron_optimizer(optimizer_config, list(self.chunks))
+        _correct_order(self.optimizer)
 
     def learning_rate(self, step: int) -> float:
         """The scheduled rate of an optimizer step."""
@@ -92,6 +93,19 @@ def check_formats(config: OptimizerConfig) -> None:
             rule="gradients are float32 or have the format of the weights, which is bfloat16 on a GPU",
             fix="set optimizer.gradient_dtype to float32, or train on a GPU",
         )
+
+
+def _correct_order(optimizer: upstream.MegatronOptimizer) -> None:
+    """Makes upstream find a parameter's state where it is, in a model of two formats (bfloat16 with the float32 tensors of Mamba layers).
+
+    Upstream (0.19.2) numbers a group's parameters as its buffers hold them, then lists the float32 ones first. With both in one group it saves a
+    checkpoint with one parameter's state under another's name, or fails where their sizes differ.
+    """
+    parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
+    for part in parts:
+        for group, parameters in enumerate(zip(part.model_fp32_groups, part.model_float16_groups, strict=True)):
+            for order, parameter in enumerate((*parameters[0], *parameters[1])):
+                part.model_param_group_index_map[parameter] = (group, order)
 
 
 def _each(functions: list[Any]) -> Any:

@@ -74,7 +74,7 @@ def step_cost(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: 
     network = cluster.network_gb_per_s * _GIGA * efficiency.network
     train_s = (compute_s + _exchange_s(traffic, parallel, plan, cluster)) * (1 + bubble) + traffic.data / network
     rollout_s = _rollout_s(config, plan, cluster)
-    sync_s = count_parameters(config).total * BFLOAT16_BYTES / (network * cluster.gpus_per_node)
+    sync_s = _sync_s(config, plan, cluster, num_gpus)
     step_s = sync_s + (max(train_s, rollout_s) if plan.generation_nodes else train_s + rollout_s)
     hours = step_s * plan.workload.num_steps * plan.num_nodes * cluster.gpus_per_node / _SECONDS_PER_HOUR
     return Cost(flops, traffic, num_micro_batches, rollout_s, train_s, sync_s, step_s, flops / (peak * train_s), hours)
@@ -127,6 +127,21 @@ def _exchange_s(traffic: Traffic, parallel: ParallelConfig, plan: PlanConfig, cl
     )
     link, network = (rate * _GIGA * plan.efficiency.network for rate in (cluster.link_gb_per_s, cluster.network_gb_per_s))
     return sum(volume / (link if span <= cluster.gpus_per_node else network) for volume, span in spans)
+
+
+def _sync_s(config: Any, plan: PlanConfig, cluster: ClusterConfig, num_gpus: int) -> float:
+    """One hand-over of all weights, `placement.transfer: nccl` where engines have nodes of their own, else through /dev/shm.
+
+    All passes through the trainer's process 0: gathered there over its one adapter, digested on the host, then sent to all replicas over that
+    adapter again. A replica digests what it got and, where it has several GPUs, writes it to /dev/shm for its workers to read in the end. Buckets
+    let the two ends overlap; nothing else does.
+    """
+    num_bytes, efficiency = count_parameters(config).total * BFLOAT16_BYTES / _GIGA, plan.efficiency
+    network, copy_s = num_bytes / (cluster.network_gb_per_s * efficiency.network), num_bytes / efficiency.host_copy_gb_per_s
+    gather_s = network if num_gpus > cluster.gpus_per_node else num_bytes / (cluster.link_gb_per_s * efficiency.network)
+    digest_s, has_workers = num_bytes / efficiency.digest_gb_per_s, plan.generation_tensor_parallel_size > 1
+    send_s = network if plan.generation_nodes else copy_s
+    return send_s + max(gather_s + digest_s, digest_s + copy_s * has_workers) + copy_s * has_workers
 
 
 def _rollout_s(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> float:

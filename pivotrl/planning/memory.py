@@ -24,6 +24,9 @@ _LOGIT_COPIES_BYTES = BFLOAT16_BYTES + 2 * FLOAT32_BYTES
 _STAGING_COPIES = 2
 # A float32 state of the generation's Mamba layers, and its convolution window in the model's format.
 _SSM_STATE_BYTES = 4
+# megatron-core's default size of a bucket, in elements.
+_BUCKET_ELEMENTS, _BUCKET_ELEMENTS_PER_SHARER = 40_000_000, 1_000_000
+_GONE_WHILE_SAVING = ("activations", "logits")
 # What vLLM may fill of a GPU of its own where nobody says otherwise: the rest is for the hand-over of weights.
 _ENGINE_FRAC = 0.85
 
@@ -61,9 +64,7 @@ class Memory:
 
 def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> Memory:
     """Memory of the busiest trainer process."""
-    stages = range(parallel.pipeline_model_parallel_size)
-    held = [stage_buffers(config, parallel, stage, world_size=world_size, is_bf16=True) for stage in stages]
-    busiest = max(held, key=lambda parts: sum(part.num_padded for part in parts))
+    busiest = busiest_buffers(config, parallel, world_size=world_size)
     weights = sum(part.num_padded * _weight_bytes(part) for part in busiest)
     gradient_bytes = FLOAT32_BYTES if plan.gradient_dtype == "float32" else BFLOAT16_BYTES
     on_host = plan.optimizer_offload_frac
@@ -80,12 +81,36 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
         Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * BFLOAT16_BYTES, "largest tensor, gathered and received"),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
     ]
+    if plan.checkpoint_gathers:
+        # Activations are gone by then, so only what is beyond them counts.
+        beyond = gathered_bytes(busiest, parallel) - sum(term.num_bytes for term in terms if term.name in _GONE_WHILE_SAVING)
+        terms.append(Term("checkpoint", max(beyond, 0), "part of the optimizer state gathered, beyond activations"))
     if plan.gradient_dtype == "bfloat16":
         shares = FLOAT32_BYTES * sum(math.ceil(part.num_elements / part.num_sharers) for part in busiest if not part.is_fp32)
         terms.insert(2, Term("gradient shares", shares, "float32, for the optimizer's step"))
     if plan.has_reference:
         terms.insert(1, Term("reference", weights, "frozen copy of the initial policy"))
     return _memory(terms, plan, cluster)
+
+
+def busiest_buffers(config: Any, parallel: ParallelConfig, *, world_size: int) -> list[Buffer]:
+    """The buffers of a process of the pipeline stage that holds most."""
+    held = [stage_buffers(config, parallel, stage, world_size=world_size, is_bf16=True) for stage in range(parallel.pipeline_model_parallel_size)]
+    return max(held, key=lambda parts: sum(part.num_padded for part in parts))
+
+
+def gathered_bytes(parts: list[Buffer], parallel: ParallelConfig) -> int:
+    """What a process gathers at once when a checkpoint is written: of a bucket the main weights or one of the moments, float32.
+
+    megatron-core's fully reshardable form (`get_parameter_state_dp_zero`), in which every data parallel process gets all of them. A buffer is one
+    bucket, except where gradients are reduced piece by piece; then a bucket closes with the tensor that fills it, counted here as one more bucket.
+    """
+    is_bucketed = parallel.overlap_grad_reduce and parallel.virtual_pipeline_model_parallel_size is None
+    return FLOAT32_BYTES * max(min(part.num_padded, 2 * _bucket_elements(part)) if is_bucketed else part.num_padded for part in parts)
+
+
+def _bucket_elements(part: Buffer) -> int:
+    return max(_BUCKET_ELEMENTS, _BUCKET_ELEMENTS_PER_SHARER * part.num_sharers)
 
 
 def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memory:
@@ -123,14 +148,6 @@ def optimizer_bytes(parts: list[Buffer], plan: PlanConfig) -> int:
 def checkpoint_bytes(config: Any) -> int:
     """Size on disk of one resumable checkpoint: bfloat16 weights, float32 main weights and moments."""
     return count_parameters(config).total * (BFLOAT16_BYTES + 3 * FLOAT32_BYTES)
-
-
-def host_bytes(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig, *, world_size: int) -> int:
-    """Host memory of a trainer node: offloaded optimizer state."""
-    stages = range(parallel.pipeline_model_parallel_size)
-    parts = [stage_buffers(config, parallel, stage, world_size=world_size, is_bf16=True) for stage in stages]
-    offloaded = max(optimizer_bytes(part, plan) for part in parts) * plan.optimizer_offload_frac
-    return round(offloaded * cluster.gpus_per_node)
 
 
 def key_value_bytes(config: Any, ranks: int) -> int:

@@ -15,8 +15,8 @@ from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.flops import forward_cost
 from pivotrl.planning.cost import step_work
-from pivotrl.planning.memory import GIB, Memory, checkpoint_bytes, host_bytes
-from pivotrl.planning.proposals import Proposal, trainer_processes
+from pivotrl.planning.memory import GIB, Memory, checkpoint_bytes
+from pivotrl.planning.proposals import Proposal
 from pivotrl.planning.remedies import remedies
 from pivotrl.planning.weights import count_parameters
 
@@ -43,13 +43,14 @@ def print_plan(
     if not is_asked:
         console.print(_ranking(proposals))
     if proposals:
-        _print_layout(console, config, plan, cluster, proposals[0])
+        _print_layout(console, plan, proposals[0])
     if not proposals:
         console.print("The model allows no layout on that many GPUs.")
     elif not proposals[0].fits:
         found = remedies(config, proposals[0].parallel, plan, cluster)
-        with_knobs = f"with {', or '.join(map(str, found))}" if found else "with no two settings together: use more nodes, or split more"
-        console.print(f"{layout_name(proposals[0].parallel)} does not fit; it would {with_knobs}.")
+        words = [str(remedy) for remedy in found] + ([] if any(not remedy.caveat for remedy in found) else ["more nodes or a finer split"])
+        short = [name for name, memory in proposals[0].needs.judged if not memory.fits]
+        console.print(f"{layout_name(proposals[0].parallel)} does not fit ({', '.join(short)}); it would with {', or '.join(words)}.")
 
 
 def layout_name(parallel: ParallelConfig) -> str:
@@ -96,21 +97,22 @@ def _ranking(proposals: Sequence[Proposal]) -> Table:
     return table
 
 
-def _print_layout(console: Console, config: Any, plan: PlanConfig, cluster: ClusterConfig, proposal: Proposal) -> None:
+def _print_layout(console: Console, plan: PlanConfig, proposal: Proposal) -> None:
     needs = proposal.needs
     console.print(_memory_table(f"Trainer process, {layout_name(proposal.parallel)}", needs.trainer))
     console.print(_memory_table(f"Engine process, tensor parallel {plan.generation_tensor_parallel_size}", needs.engine))
     if needs.shared is not None:
         console.print(_memory_table("Trainer and engine on one GPU, neither gives way to the other", needs.shared))
+    for name, memory in needs.hosts.items():
+        console.print(_memory_table(f"{name[0].upper()}{name[1:]}", memory))
     cost, traffic = proposal.cost, proposal.cost.traffic
-    host = host_bytes(config, proposal.parallel, plan, cluster, world_size=trainer_processes(plan, cluster))
     console.print(
         f"Step {cost.step_s:,.1f} s: rollout {cost.rollout_s:,.1f}, train {cost.train_s:,.1f} (MFU {cost.mfu:.0%}), weight sync {cost.sync_s:,.1f}; "
         f"{cost.num_micro_batches} micro-batches; {cost.gpu_hours:,.0f} GPU-hours for {plan.workload.num_steps} steps"
     )
     console.print(
         f"Sent per GPU and step, GB: data parallel {traffic.data / 1e9:,.1f}, tensor {traffic.tensor / 1e9:,.1f}, "
-        f"context {traffic.context / 1e9:,.1f}, expert {traffic.expert / 1e9:,.1f}; host memory of a trainer node {host / GIB:,.0f} GiB"
+        f"context {traffic.context / 1e9:,.1f}, expert {traffic.expert / 1e9:,.1f}"
     )
     stated = ", ".join(f"{key} {value:g}" for key, value in plan.efficiency.model_dump().items())
     console.print(f"Stated, not measured: {stated}")

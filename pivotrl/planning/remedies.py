@@ -20,6 +20,8 @@ from pivotrl.planning.proposals import check, trainer_processes
 NOT_HERE = "not in this trainer"
 _MAX_TOGETHER = 2
 _FEWER_SEQUENCES = 16
+# Alternatives of this trainer's that leave a choice.
+_ENOUGH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Knob:
 
 
 def remedies(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig) -> list[Remedy]:
-    """Every single setting that makes a layout fit, and pairs too where no single one that this trainer has does; nothing where no pair does.
+    """Every single setting that makes a layout fit, and pairs too where fewer than two that this trainer has do; nothing where no pair does.
 
     Of several values of one key the mildest is named.
     """
@@ -65,7 +67,7 @@ def remedies(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: C
             if len({*keys}) == size and not is_more_than_needed and _fits(config, parallel, plan, cluster, together):
                 caveats = dict.fromkeys(knob.caveat for knob in together if knob.caveat)
                 working[keys] = Remedy(" ".join(f"{knob.key}={knob.value}" for knob in together), ", ".join(caveats))
-        if any(not remedy.caveat for remedy in working.values()):
+        if sum(not remedy.caveat for remedy in working.values()) >= _ENOUGH:
             break
     return sorted(working.values(), key=lambda remedy: bool(remedy.caveat))
 
@@ -73,6 +75,8 @@ def remedies(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: C
 def _knobs(config: Any, parallel: ParallelConfig, plan: PlanConfig) -> Iterator[_Knob]:
     """Settings that trade time, precision or host memory for GPU memory, the mildest first."""
     yield _Knob("parallel.recompute", "full")
+    if plan.checkpoint_gathers and not parallel.overlap_grad_reduce:
+        yield _Knob("parallel.overlap_grad_reduce", True)
     experts, size = num_experts(config), parallel.expert_model_parallel_size
     while experts and experts % (size := 2 * size) == 0:
         yield _Knob("parallel.expert_model_parallel_size", size)
@@ -82,6 +86,7 @@ def _knobs(config: Any, parallel: ParallelConfig, plan: PlanConfig) -> Iterator[
         yield from (_Knob("generation_nodes", nodes) for nodes in range(1, plan.num_nodes))
         yield _Knob("engine_sleeps", True, NOT_HERE)
     yield _Knob("gradient_dtype", "bfloat16")
+    yield _Knob("checkpoint_gathers", False, NOT_HERE)
     yield _Knob("moment_dtype", "bfloat16", NOT_HERE)
     yield _Knob("optimizer_offload_frac", 1.0, NOT_HERE)
 

@@ -44,7 +44,7 @@ ARRANGEMENTS: Mapping[str, Callable[[list[MicroBatch]], list[MicroBatch]]] = {
 
 
 @contextmanager
-def _weights_in(name: str) -> Iterator[None]:
+def weights_in(name: str) -> Iterator[None]:
     """The platform with another format of weights: what a GPU has, on this CPU."""
     before = PLATFORM.parameter_dtype
     object.__setattr__(PLATFORM, "parameter_dtype", getattr(torch, name))
@@ -56,7 +56,7 @@ def _weights_in(name: str) -> Iterator[None]:
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Log-probs of the scored tokens by row, then loss, gradient norm and sums of every step, and what every rank holds at the end."""
-    with _weights_in(job.get("weights", "float32")):
+    with weights_in(job.get("weights", "float32")):
         return _measured(job)
 
 
@@ -92,8 +92,15 @@ def _measured(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"logprobs": [values for _, values in sorted(rows.items())], "steps": steps, "held": _held(trainer)}
 
 
+def _gathered_bytes(optimizer: Any) -> int:
+    """Of what upstream gathers on every process to save: on a GPU in this form, on a CPU on the first alone."""
+    state = optimizer.get_parameter_state_dp_zero(use_gloo_comm=True, return_on_all_ranks=True)
+    by_dtype = [tensors for buffer, dtypes in state.items() if buffer != "buckets_coalesced" for tensors in dtypes.values()]
+    return sum(tensors[key].nbytes for tensors in by_dtype for key in ("param", "exp_avg", "exp_avg_sq"))
+
+
 def _held(trainer: Trainer) -> list[dict[str, int]]:
-    """By rank: its pipeline stage, and the bytes of its buffers of weights and of gradients, of float32 copies of weights and of Adam's moments."""
+    """By rank: its pipeline stage, and bytes: buffers of weights and of gradients, what saving gathers, float32 copies of weights, Adam's moments."""
     update = trainer._require_update()
     # Upstream hides torch's method of the same name behind its list.
     chunks: list[Any] = [*update.chunks]
@@ -107,6 +114,7 @@ def _held(trainer: Trainer) -> list[dict[str, int]]:
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         "weights": sum(buffer.param_data.nbytes for buffer in buffers),
         "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "gathered": sum(_gathered_bytes(one) for one in optimizers),
         "copies": sum(copy.nbytes for copy in copies),
         "moments": sum(moment.nbytes for moment in moments),
     }

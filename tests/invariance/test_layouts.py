@@ -172,6 +172,8 @@ def test_planned_bytes_are_those_allocated(models: Path, measured: dict[Case, di
             weights = sum(buffer.num_padded * (FLOAT32_BYTES if buffer.is_fp32 else BFLOAT16_BYTES) for buffer in plan)
             gradients = weights if case.gradients == "bfloat16" else FLOAT32_BYTES * sum(buffer.num_padded for buffer in plan)
             assert (rank["weights"], rank["gradients"]) == (weights, gradients), (case, rank)
+            gathered = [3 * FLOAT32_BYTES * sum(size) for size in zip(*((buffer.num_elements, buffer.num_padded) for buffer in plan), strict=True)]
+            assert gathered[0] <= rank["gathered"] <= gathered[1], (case, rank)
             moments = 2 * FLOAT32_BYTES * sum(buffer.num_elements / buffer.num_sharers for buffer in plan)
             unaligned = 2 * FLOAT32_BYTES * sum(buffer.num_padded - buffer.num_elements for buffer in plan)
             assert abs(rank["moments"] - moments) <= (unaligned if world > 1 else 0), (case, rank)
