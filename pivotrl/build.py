@@ -5,7 +5,6 @@ Called by pipeline.py. Nothing here runs a stage.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,7 +155,7 @@ def _weight_store(loaded: LoadedRecipe, run: Path, placement: ProcessesPlacement
     if placement.transfer == "nccl":
         from pivotrl.weights.broadcast import BroadcastStore
 
-        return BroadcastStore("127.0.0.1" if isinstance(placement, ProcessesPlacement) else os.uname().nodename)
+        return BroadcastStore()
     from pivotrl.weights.filesystem import FilesystemStore
 
     return FilesystemStore(loaded.expand(placement.weights_dir, run))

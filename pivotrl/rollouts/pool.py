@@ -26,9 +26,9 @@ from pivotrl.rollouts.connected import Replica, at_once
 from pivotrl.rollouts.dealing import Dealer
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.launchers import Launcher
-from pivotrl.rollouts.wire import Arrival, PeerLost, completions_of, hang_up, receive, request_rows, send
+from pivotrl.rollouts.wire import Arrival, PeerLost, completions_of, hang_up, reached_at, receive, request_rows, send
 from pivotrl.types import Completion
-from pivotrl.weights.buckets import Bucket, WeightStore, bucketed
+from pivotrl.weights.buckets import Bucket, Invited, WeightStore, bucketed
 from pivotrl.weights.manifest import SentStream, WeightCensus, check_stream, first_difference
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class EnginePool:
         """Tells every replica that a hand-over begins, and how to take part."""
         members = list(self._replicas.values())
         # By number: a process that was lost and connected again is another member.
-        invitations = self._store.invite([str(replica.serial) for replica in members])
+        invitations = self._store.invite([Invited(str(replica.serial), reached_at(replica.arrival.connection)) for replica in members])
         for replica, invitation in zip(members, invitations, strict=True):
             try:
                 send(replica.arrival.connection, {"op": "load", "version": version, "invitation": invitation})

@@ -33,6 +33,7 @@ from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
 from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
 from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream, loses_precision, tensor_digest
+from pivotrl.weights.owned_directory import owned_directory, remove_abandoned
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -45,8 +46,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-# Where several workers find new weights.
-_IN_MEMORY = Path("/dev/shm")
+# Where several workers find new weights: in memory where the machine has such a file system.
+_IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 # What vLLM says where a worker process of several did not come up.
 _WORKER_FAILED = "WorkerProc initialization failed"
 # The prefix cache shares whole blocks only. 32 is the smallest block vLLM's CPU attention has a fast kernel for; its default is 128.
@@ -115,6 +116,8 @@ class VllmEngine:
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             _refuse_gpu_keys(config)
+        # A model's worth of memory, where an engine was killed while its workers read new weights.
+        remove_abandoned(_IN_MEMORY)
         try:
             with torch.random.fork_rng(devices=[]):
                 arguments = _arguments(config, on_cpu=on_cpu, is_recurrent=_is_recurrent(checkpoint_dir))
@@ -211,9 +214,9 @@ class VllmEngine:
         if self._llm.llm_engine.vllm_config.parallel_config.world_size == 1:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         else:
-            with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as directory:
-                write_shards(stream, Path(directory))
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+            with owned_directory(_IN_MEMORY) as directory:
+                write_shards(stream, directory)
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
         if current_platform.is_cpu():
             self._llm.apply_model(_repack)
 

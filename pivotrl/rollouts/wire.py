@@ -88,6 +88,14 @@ def hang_up(connection: Connection) -> None:
     connection.close()
 
 
+def reached_at(connection: Connection) -> str:
+    """This machine's address as the other end of a connection knows it; that of this machine for itself where both are on it."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        if end.family in (socket.AF_INET, socket.AF_INET6):
+            return end.getsockname()[0]
+    return "127.0.0.1"
+
+
 class Door:
     """Listens, and keeps whoever proves the key until someone asks for them.
 

@@ -18,36 +18,36 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroup
 
-from pivotrl.weights.buckets import Bucket, aligned_places
+from pivotrl.weights.buckets import Bucket, Invited, aligned_places
 from pivotrl.weights.manifest import TensorRecord, dtype_named
 
 KIND = "broadcast"
+# The rendezvous listens on all of this machine's addresses; this is its own way to it.
+_HERE = "127.0.0.1"
 _TIMEOUT = timedelta(minutes=10)
 
 
 class BroadcastStore:
-    """A `WeightStore` that holds one bucket, on the trainer's device, while it is sent.
-
-    Args:
-        host: this machine's address as the replicas' machines know it.
-    """
+    """A `WeightStore` that holds one bucket, on the trainer's device, while it is sent."""
 
     is_kept = False
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._members: list[str] = []
+    def __init__(self) -> None:
+        self._members: list[Invited] = []
         self._rendezvous: Any = None
         self._group: ProcessGroup | None = None
         self._bytes = torch.empty(0)
 
-    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
-        """Where each member finds the group, in order; ranks follow the order, this process is rank 0."""
+    def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
+        """Where each member finds the group, in order; ranks follow the order, this process is rank 0.
+
+        Everyone at the address under which it came: a machine's name need not be known to others.
+        """
         if self._group is None or list(members) != self._members:
-            self._rendezvous = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+            self._rendezvous = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
             self._group, self._members = None, list(members)
-        place = {"host": self._host, "port": self._rendezvous.port, "size": len(members) + 1}
-        return [{**place, "rank": rank} for rank in range(1, len(members) + 1)]
+        place = {"port": self._rendezvous.port, "size": len(members) + 1}
+        return [{**place, "host": member.reached_at, "rank": rank} for rank, member in enumerate(members, start=1)]
 
     def begin(self, version: int) -> None:  # noqa: ARG002 - nothing is stored under a version
         """Waits for all members to have come."""

@@ -51,13 +51,23 @@ class Bucket:
             raise ValueError(f"a bucket of weights has another form than this version's ({error})") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """A replica that is to take part in a hand-over."""
+
+    name: str
+    """Another one for every connection."""
+    reached_at: str
+    """Address under which it reached this machine."""
+
+
 class WeightStore(Protocol):
     """Where the buckets of one hand-over lie. Lifecycle: invite, begin, put and deliver any number of times, finish; again; close."""
 
     is_kept: bool
     """Whether the buckets lie there until the next hand-over, so that a replica that died can read them again."""
 
-    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+    def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
         """What each replica needs to take part, in order; sent with the announcement of the hand-over."""
         ...
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pivotrl.rundir import write_json
-from pivotrl.weights.buckets import Bucket, bucketed
+from pivotrl.weights.buckets import Bucket, Invited, bucketed
 from pivotrl.weights.manifest import TensorRecord, WeightCensus, tensor_digest
 from pivotrl.weights.owned_directory import OwnedDirectory, remove_abandoned
 
@@ -41,7 +41,7 @@ class FilesystemStore:
         self._own: OwnedDirectory | None = None
         self._buckets: list[Bucket] = []
 
-    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+    def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
         """Nothing is needed but what every bucket says."""
         return [{} for _ in members]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pivotrl.locks import NumberedLocks
@@ -43,6 +44,17 @@ class OwnedDirectory:
             self._locks.close()
             shutil.rmtree(self.path, ignore_errors=True)
             _owned_here.remove(known)
+
+
+@contextlib.contextmanager
+def owned_directory(parent: Path) -> Iterator[Path]:
+    """A new directory for the length of a block, in place of those that a killed process left."""
+    remove_abandoned(parent)
+    own = OwnedDirectory(parent)
+    try:
+        yield own.path
+    finally:
+        own.close()
 
 
 def remove_abandoned(parent: Path) -> list[Path]:

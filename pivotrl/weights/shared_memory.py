@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pivotrl.errors import UserError
-from pivotrl.weights.buckets import Bucket, aligned_places
+from pivotrl.weights.buckets import Bucket, Invited, aligned_places
 from pivotrl.weights.manifest import TensorRecord, dtype_named
 
 KIND = "shared_memory"
@@ -42,7 +42,7 @@ class SharedMemoryStore:
         self.copy_s = 0.0
         """Seconds of the current hand-over."""
 
-    def invite(self, members: Sequence[str]) -> list[dict[str, Any]]:
+    def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
         """Nothing is needed but what every bucket says."""
         return [{} for _ in members]
 

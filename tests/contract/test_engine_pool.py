@@ -23,13 +23,13 @@ import torch
 from fakes.neighbours import REQUESTS, Neighbour, remote, talking, wait_for_arrival
 from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_llama
 
-from pivotrl.config.engines import ProcessesPlacement, TransformersEngineConfig
+from pivotrl.config.engines import ProcessesPlacement, RemotePlacement, TransformersEngineConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.launchers import KEY, LocalLauncher
+from pivotrl.rollouts.launchers import ADDRESS, KEY, LocalLauncher, RemoteLauncher
 from pivotrl.rollouts.pool import EnginePool
 from pivotrl.rollouts.transformers_engine import TransformersEngine
-from pivotrl.rollouts.wire import PeerLost, completion_rows, completions_of, hang_up, knock, request_rows, requests_of
+from pivotrl.rollouts.wire import PeerLost, completion_rows, completions_of, hang_up, knock, reached_at, request_rows, requests_of
 from pivotrl.types import Completion, FinishReason, RoutedExperts
 from pivotrl.verbs.engine import run_engine
 from pivotrl.weights import broadcast
@@ -164,7 +164,7 @@ def test_weights_are_broadcast_and_a_lost_replica_comes_back_with_the_next_hand_
     unused = list(engines)
     for _ in range(2):
         Neighbour(tmp_path / "engines", lambda start: unused.pop())
-    pool = EnginePool(launcher, BroadcastStore("127.0.0.1"), placement, {})
+    pool = EnginePool(launcher, BroadcastStore(), placement, {})
     for version in (1, 2):
         model = tiny_llama(seed=version)
         push(named_weights(model), pool, version)
@@ -226,6 +226,17 @@ def test_messages_carry_every_bit_of_requests_and_completions() -> None:
     assert [str(value) for value in back[0][0].logprobs] == [str(value) for value in awkward]
     requests = [GenerationRequest((1, 2), (0, 2**62 - 1), 0.0, 9), *REQUESTS]
     assert requests_of(orjson.loads(orjson.dumps(request_rows(requests)))) == requests
+
+
+def test_an_engine_is_told_the_address_under_which_it_came(tmp_path: Path) -> None:
+    """Not the machine's name, which another machine need not know."""
+    placement = RemotePlacement(type="remote", listen="0.0.0.0:0")
+    launcher = RemoteLauncher(placement, tmp_path)
+    port = int((tmp_path / ADDRESS).read_text().rpartition(":")[2])
+    for address in ("127.0.0.1", "127.0.0.3"):
+        knock((address, port), (tmp_path / KEY).read_bytes(), name="")
+        assert reached_at(launcher.summon(0, 30).connection) == address
+    launcher.close()
 
 
 def test_nobody_comes(tmp_path: Path) -> None:

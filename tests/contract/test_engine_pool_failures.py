@@ -175,7 +175,7 @@ def test_an_engine_that_refuses_a_broadcast_is_heard_at_once_and_the_others_stay
 
     Neighbour(tmp_path / "engines", picky)
     Neighbour(tmp_path / "engines", talking(8))
-    pool = EnginePool(launcher, BroadcastStore("127.0.0.1"), placement, {})
+    pool = EnginePool(launcher, BroadcastStore(), placement, {})
     weights = [(name, torch.arange(5.0)) for name in "abcde"]
     with pytest.raises(ValueError, match="tensor 'b' does not fit"):
         push(weights, pool, 1)

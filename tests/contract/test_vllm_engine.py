@@ -5,6 +5,8 @@ Runs after the engine contract in a full run, so it also shows that a second eng
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from safetensors.torch import load_file
 from pivotrl.config.engines import VllmEngineConfig
 from pivotrl.errors import UserError
 from pivotrl.megatron.conversion import Request, convert
+from pivotrl.rollouts import vllm as vllm_module
 from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _held_wider, _repack
@@ -198,3 +201,34 @@ def test_a_start_that_lacks_memory_is_no_fault_of_the_recipe(
     monkeypatch.setattr("vllm.LLM", refuse)
     with pytest.raises(kind, match=message[:20].replace("[", r"\[")):
         VllmEngine.load(save_tiny_llama(tmp_path), CONFIG, stop_token_ids=(STOP,), pad_token_id=PAD)
+
+
+_KILLED_IN_MID_LOAD = """
+import os, sys
+from pathlib import Path
+from pivotrl.weights.owned_directory import owned_directory
+with owned_directory(Path(sys.argv[1])) as directory:
+    (directory / "model-00000.safetensors").write_bytes(bytes(1000))
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_weights_for_several_workers_do_not_outlive_an_engine_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM with two workers is its collective call alone here: where the files lie, what they hold, and what is gone before and after."""
+    monkeypatch.setattr(vllm_module, "_IN_MEMORY", tmp_path)
+    subprocess.run([sys.executable, "-c", _KILLED_IN_MID_LOAD, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    found: list[dict[str, torch.Tensor]] = []
+
+    def reload(method: str, kwargs: Mapping[str, str]) -> None:
+        assert method == "reload_weights"
+        assert not left.exists()
+        (file,) = Path(kwargs["weights_path"]).glob("*.safetensors")
+        found.append(load_file(file))
+
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
+    engine = object.__new__(VllmEngine)
+    engine._llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config), collective_rpc=reload, apply_model=lambda repair: None)  # type: ignore[assignment]
+    engine._reload(iter([("w", torch.arange(3.0))]))
+    assert torch.equal(found[0]["w"], torch.arange(3.0))
+    assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ def test_weights_are_broadcast_to_an_engine_on_another_gpu(tmp_path: Path) -> No
         "pad_token_id": PAD,
         "num_threads": 1,
     }
-    pool = EnginePool(LocalLauncher(placement, tmp_path / "engines", num_threads=1), BroadcastStore("127.0.0.1"), placement, start)
+    pool = EnginePool(LocalLauncher(placement, tmp_path / "engines", num_threads=1), BroadcastStore(), placement, start)
     model = tiny_llama(seed=1)
     push(((name, tensor.cuda()) for name, tensor in named_weights(model)), pool, 1)
     prompt = tuple(range(5, 30))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pivotrl.rundir import read_json
 from pivotrl.weights import filesystem, shared_memory
 from pivotrl.weights.broadcast import BroadcastStore, Member
-from pivotrl.weights.buckets import Bucket, WeightStore, bucketed, read_bucket
+from pivotrl.weights.buckets import Bucket, Invited, WeightStore, bucketed, read_bucket
 from pivotrl.weights.filesystem import COMPLETE, FilesystemStore
 from pivotrl.weights.manifest import SentStream, TensorRecord, VerifiedStream, tensor_record
 from pivotrl.weights.owned_directory import OWNER, remove_abandoned
@@ -194,8 +194,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
 
 
 def test_a_broadcast_reaches_every_member() -> None:
-    store = BroadcastStore("127.0.0.1")
-    invitations = store.invite(["a", "b"])
+    # Two addresses of this machine, as two networks of a node would be.
+    store, members = BroadcastStore(), [Invited("a", "127.0.0.1"), Invited("b", "127.0.0.2")]
+    invitations = store.invite(members)
+    assert [invitation["host"] for invitation in invitations] == ["127.0.0.1", "127.0.0.2"]
     received: list[dict[str, torch.Tensor]] = [{}, {}]
     buckets: list[Bucket] = []
     ready = threading.Event()
@@ -217,5 +219,5 @@ def test_a_broadcast_reaches_every_member() -> None:
         thread.join(60)
     for tensors in received:
         assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS)
-    assert store.invite(["a", "b"]) == invitations
+    assert store.invite(members) == invitations
     store.close()
