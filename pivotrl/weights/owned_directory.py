@@ -1,7 +1,7 @@
 """Directories for weights below one that others use too: made under an own name, and removed by their owner or, after a kill, by the next one.
 
-What is owned holds the file OWNER, locked by the process that made it; the lock dies with that process. Nothing without that file is ever
-touched. Used by filesystem.py, and by rollouts/vllm.py in memory.
+What is owned holds the file OWNER, locked by the process that made it; the lock dies with that process. To it belong files beside it that
+have its name and a suffix. Nothing else is ever touched. Used by filesystem.py, and in memory by shared_memory.py and rollouts/vllm.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def owned_directory(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> list[Path]:
-    """Removes the owned directories whose process is gone; those it removed."""
+    """Removes the owned directories whose process is gone, with what belongs to them; those it removed."""
     removed: list[Path] = []
     for owner in sorted(parent.glob(f"{_PREFIX}*/{OWNER}")):
         # Another user's, or one that its owner is just removing.
@@ -70,8 +70,8 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 
 def _remove_marked(directory: Path) -> None:
-    """The mark last: a kill in the middle leaves a directory that the next one recognizes."""
-    for path in directory.iterdir():
+    """All that belongs to it, the mark last: a kill in the middle leaves a directory that the next one recognizes."""
+    for path in [*directory.parent.glob(f"{directory.name}.*"), *directory.iterdir()]:
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != OWNER:

@@ -2,12 +2,13 @@
 
 One copy of the weights lies there from one hand-over to the next, in segments of the recipe's bucket size that are used again, so a
 replica that died meanwhile is rebuilt from them; a page that is new to a process costs several times the copy of its bytes. The segments
-are freed by `close`, and by Python's resource tracker where the process was killed. Memory: the weights once for all replicas of the
-machine.
+are freed by `close`, by Python's resource tracker where the process was killed, and where both were (a job's whole group of processes) by the
+next hand-over or vLLM engine of this user on the machine. Memory: the weights once for all replicas of the machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import time
@@ -23,6 +24,7 @@ import torch
 from pivotrl.errors import UserError
 from pivotrl.weights.buckets import Bucket, Invited, aligned_places
 from pivotrl.weights.manifest import TensorRecord, dtype_named
+from pivotrl.weights.owned_directory import OwnedDirectory, remove_abandoned
 
 KIND = "shared_memory"
 _ROOT = Path("/dev/shm")
@@ -37,6 +39,8 @@ class SharedMemoryStore:
 
     def __init__(self) -> None:
         self._segments: list[SharedMemory] = []
+        self._own: OwnedDirectory | None = None
+        self._numbers = itertools.count()
         self._num_used = 0
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weights")
         self.copy_s = 0.0
@@ -47,6 +51,9 @@ class SharedMemoryStore:
         return [{} for _ in members]
 
     def begin(self, version: int) -> None:  # noqa: ARG002 - a segment has no name of its own per version
+        if self._own is None:
+            remove_abandoned(_ROOT)
+            self._own = OwnedDirectory(_ROOT)
         self._num_used = 0
         self.copy_s = 0.0
 
@@ -85,6 +92,9 @@ class SharedMemoryStore:
         self._threads.shutdown()
         self._num_used = 0
         self.finish()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
 
     def _segment(self, size: int) -> SharedMemory:
         """The next segment, made anew where there is none or it is too small."""
@@ -94,7 +104,8 @@ class SharedMemoryStore:
             return self._segments[index]
         if index < len(self._segments):
             _free(self._segments.pop(index))
-        segment = SharedMemory(create=True, size=size)
+        assert self._own is not None, "begin was not called"
+        segment = SharedMemory(f"{self._own.path.name}.{next(self._numbers)}", create=True, size=size)
         try:
             # Claimed now: a write to a page that the machine cannot give would end the process without a word.
             with (_ROOT / segment.name).open("r+b") as file:

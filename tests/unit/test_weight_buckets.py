@@ -193,6 +193,38 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
             holder.wait(60)
 
 
+_SEGMENT_HOLDER = """
+import os, torch
+from multiprocessing import resource_tracker
+from pivotrl.weights.manifest import tensor_record
+from pivotrl.weights.shared_memory import SharedMemoryStore
+store = SharedMemoryStore()
+store.begin(1)
+print(store.put([(tensor_record("w", torch.ones(9)), torch.ones(9))]).location, flush=True)
+os.kill(resource_tracker._resource_tracker._pid, 9)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_segments_do_not_outlive_a_killed_process_and_its_tracker_for_good() -> None:
+    """A job that is ended as a whole: nobody is left to free its memory but the next hand-over, which leaves those of the living."""
+    living = SharedMemoryStore()
+    living.begin(1)
+    kept = living.put(recorded(TENSORS))
+    killed = subprocess.run([sys.executable, "-c", _SEGMENT_HOLDER], stdout=subprocess.PIPE, text=True, check=False)
+    left = Path("/dev/shm") / killed.stdout.strip()
+    assert killed.stdout.strip()
+    assert left.is_file()
+    store = SharedMemoryStore()
+    store.begin(1)
+    assert not left.exists()
+    assert not left.with_suffix("").exists()
+    assert len(read_bucket(kept, READERS)) == len(TENSORS)
+    store.close()
+    living.close()
+    assert not (Path("/dev/shm") / kept.location).with_suffix("").exists()
+
+
 def test_a_broadcast_reaches_every_member() -> None:
     # Two addresses of this machine, as two networks of a node would be.
     store, members = BroadcastStore(), [Invited("a", "127.0.0.1"), Invited("b", "127.0.0.2")]
