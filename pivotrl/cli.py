@@ -147,15 +147,22 @@ def run_all(recipe: RecipeArgument, overrides: OverridesArgument = None, run: Ru
 @app.command()
 def plan(
     model: Annotated[Path, typer.Option(metavar="DIR|FILE", help="A checkpoint directory, or a YAML file with the keys of its config.json.")],
-    cluster: Annotated[Path, typer.Option(metavar="FILE", help="A cluster file, for example configs/clusters/h100_80gb.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Options of the plan, see docs/planning.md.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="Options of the plan, see docs/planning.md, and of the recipe.")
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For example configs/clusters/h100_80gb.yaml. None: nothing is judged.", show_default=False)
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="RECIPE", help="Takes nodes, step, layout and engine from a recipe.", show_default=False)
+    ] = None,
     plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A YAML file with options of the plan.")] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Layouts shown where none is given.")] = 8,
 ) -> None:
     """Memory, time and cost of a model on a cluster: of one layout, or of the best ones."""
     from pivotrl.verbs.plan import run_plan
 
-    if not run_plan(model, cluster, plan_file, overrides or [], num_shown=top):
+    if not run_plan(model, cluster, plan_file, overrides or [], num_shown=top, recipe=recipe):
         sys.exit(EXIT_UNFIT)
 
 

@@ -81,7 +81,7 @@ class EfficiencyConfig(Section):
 class PlanConfig(Section):
     """Options of a plan; `key=value` words on the command line override them."""
 
-    num_nodes: PositiveInt
+    num_nodes: PositiveInt = 1
     """Nodes of the job, generation nodes included."""
     generation_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that only generate; 0: trainer and engine share GPUs, and both stay in their memory."""

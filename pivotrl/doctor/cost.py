@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from pivotrl.config.load import LoadedRecipe
@@ -12,18 +11,14 @@ from pivotrl.doctor.findings import Findings
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.planning.memory import GIB
 from pivotrl.planning.page import layout_name
-from pivotrl.planning.proposals import assess, trainer_processes
+from pivotrl.planning.proposals import assess, fewest_processes, trainer_processes
 from pivotrl.planning.recipe import plan_of
 
 
 def check_without_cluster(loaded: LoadedRecipe, config: Any, findings: Findings) -> None:
     """The layout on the fewest processes that it allows."""
-    parallel = loaded.recipe.parallel
-    stages, tensor = parallel.pipeline_model_parallel_size, parallel.tensor_model_parallel_size
-    experts = (parallel.expert_tensor_parallel_size or tensor) * parallel.expert_model_parallel_size
-    fewest = math.lcm(tensor * parallel.context_parallel_size, experts) * stages
     findings.not_checked["memory and cost"] = "no --cluster was given"
-    check_layout(loaded, config, fewest, findings, parallel_key="parallel")
+    check_layout(loaded, config, fewest_processes(loaded.recipe.parallel), findings, parallel_key="parallel")
 
 
 def check_on_cluster(loaded: LoadedRecipe, config: Any, cluster: ClusterConfig, findings: Findings) -> None:

@@ -27,6 +27,18 @@ _SSM_STATE_BYTES = 4
 # megatron-core's default size of a bucket, in elements.
 _BUCKET_ELEMENTS, _BUCKET_ELEMENTS_PER_SHARER = 40_000_000, 1_000_000
 _GONE_WHILE_SAVING = ("activations", "logits")
+# For the terms alone, where nothing is judged.
+NO_CLUSTER = ClusterConfig(
+    name="none",
+    gpus_per_node=8,
+    gpu_memory_gib=1,
+    peak_tflops=1,
+    memory_tb_per_s=1,
+    link_gb_per_s=1,
+    network_gb_per_s=1,
+    host_memory_gib=1,
+    source="nothing is judged by it",
+)
 # What vLLM may fill of a GPU of its own where nobody says otherwise: the rest is for the hand-over of weights.
 _ENGINE_FRAC = 0.85
 

@@ -15,8 +15,8 @@ from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.flops import forward_cost
 from pivotrl.planning.cost import step_work
-from pivotrl.planning.memory import GIB, Memory, checkpoint_bytes
-from pivotrl.planning.proposals import Proposal
+from pivotrl.planning.memory import GIB, NO_CLUSTER, Memory, checkpoint_bytes, engine_memory, trainer_memory
+from pivotrl.planning.proposals import Proposal, check, fewest_processes
 from pivotrl.planning.remedies import remedies
 from pivotrl.planning.weights import count_parameters
 
@@ -38,8 +38,10 @@ def print_plan(
     Args:
         is_asked: whether the layout was the user's; else the proposals are ranked.
     """
-    for part in _model_lines(name, config, plan, cluster):
+    for part in _model_lines(name, config, plan):
         console.print(part)
+    separate = f", {plan.generation_nodes} of them generating" if plan.generation_nodes else ", trainer and engine on the same GPUs"
+    console.print(f"{plan.num_nodes} nodes of {cluster.name}{separate}")
     if not is_asked:
         console.print(_ranking(proposals))
     if proposals:
@@ -51,6 +53,24 @@ def print_plan(
         words = [str(remedy) for remedy in found] + ([] if any(not remedy.caveat for remedy in found) else ["more nodes or a finer split"])
         short = [name for name, memory in proposals[0].needs.judged if not memory.fits]
         console.print(f"{layout_name(proposals[0].parallel)} does not fit ({', '.join(short)}); it would with {', or '.join(words)}.")
+
+
+def print_terms(console: Console, name: str, config: Any, plan: PlanConfig) -> None:
+    """Prints the model, and what its layout takes on the fewest processes that it allows; there is no cluster to judge it by.
+
+    Raises:
+        UserError: for a layout that the model does not allow.
+    """
+    for part in _model_lines(name, config, plan):
+        console.print(part)
+    parallel = plan.parallel or ParallelConfig()
+    num_processes = fewest_processes(parallel)
+    check(config, parallel, num_processes)
+    trainer = trainer_memory(config, parallel, plan, NO_CLUSTER, world_size=num_processes)
+    console.print(_terms_table(f"Trainer process, {layout_name(parallel)}, one of {num_processes}", trainer))
+    title = f"Engine process, tensor parallel {plan.generation_tensor_parallel_size}"
+    console.print(_terms_table(title, engine_memory(config, plan, NO_CLUSTER)))
+    console.print("Nothing is judged without --cluster.")
 
 
 def layout_name(parallel: ParallelConfig) -> str:
@@ -65,14 +85,12 @@ def layout_name(parallel: ParallelConfig) -> str:
     return " ".join(words) or "one process per replica"
 
 
-def _model_lines(name: str, config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Iterator[RenderableType]:
+def _model_lines(name: str, config: Any, plan: PlanConfig) -> Iterator[RenderableType]:
     counts, work = count_parameters(config), step_work(plan.workload)
     routers = (
         f" ({(counts.total - counts.router) / 1e9:.2f} and {(counts.active - counts.router) / 1e9:.2f} without routers)" if counts.router else ""
     )
     yield f"{name}: {counts.total / 1e9:.2f} billion parameters, {counts.active / 1e9:.2f} active per token{routers}"
-    separate = f", {plan.generation_nodes} of them generating" if plan.generation_nodes else ", trainer and engine on the same GPUs"
-    yield f"{plan.num_nodes} nodes of {cluster.name}{separate}"
     workload = plan.workload
     yield (
         f"A step: {workload.pivots_per_step} pivots x {workload.group_size} actions, {work.num_tokens:,} tokens through the trainer, "
@@ -118,10 +136,15 @@ def _print_layout(console: Console, plan: PlanConfig, proposal: Proposal) -> Non
     console.print(f"Stated, not measured: {stated}")
 
 
-def _memory_table(title: str, memory: Memory) -> Table:
+def _terms_table(title: str, memory: Memory) -> Table:
     table = Table("term", "GiB", "what", title=title, title_justify="left")
     for term in memory.terms:
         table.add_row(term.name, f"{term.num_bytes / GIB:.2f}", term.note)
+    return table
+
+
+def _memory_table(title: str, memory: Memory) -> Table:
+    table = _terms_table(title, memory)
     verdict = "fits" if memory.fits else "DOES NOT FIT"
     free = (memory.capacity - memory.margin - memory.total) / GIB
     table.add_row(

@@ -54,6 +54,13 @@ def trainer_processes(plan: PlanConfig, cluster: ClusterConfig) -> int:
     return (plan.num_nodes - plan.generation_nodes) * cluster.gpus_per_node
 
 
+def fewest_processes(parallel: ParallelConfig) -> int:
+    """Processes of a layout with the least data parallelism that its axes allow."""
+    tensor = parallel.tensor_model_parallel_size
+    experts = (parallel.expert_tensor_parallel_size or tensor) * parallel.expert_model_parallel_size
+    return math.lcm(tensor * parallel.context_parallel_size, experts) * parallel.pipeline_model_parallel_size
+
+
 def assess(config: Any, parallel: ParallelConfig, plan: PlanConfig, cluster: ClusterConfig) -> Proposal:
     """What one layout takes.
 

@@ -317,6 +317,37 @@ def test_the_page_lists_every_option() -> None:
     assert not missing
 
 
+def test_without_a_cluster_terms_are_shown_and_nothing_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["parallel.tensor_model_parallel_size=8", "parallel.sequence_parallel=true", "parallel.expert_model_parallel_size=8"]
+    assert run_plan(SUPER, None, None, [*words, "parallel.expert_tensor_parallel_size=1"], num_shown=1)
+    shown = capsys.readouterr().out
+    assert "120.67 billion parameters, 12.77 active" in shown
+    assert "PFLOP" in shown
+    assert "one of 8" in shown
+    assert all(term in shown for term in ("gradients", "optimizer", "activations", "key/value cache", "SSM cache"))
+    assert "fits" not in shown.lower()
+    with pytest.raises(UserError, match="sequence_parallel"):
+        run_plan(SUPER, None, None, [*words, "parallel.sequence_parallel=false"], num_shown=1)
+
+
+def test_a_recipe_states_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes, layout and engine of recipes/nemotron3_super_120b/swe; words of the recipe change the recipe, words of the plan the plan."""
+    recipe, machine = CONFIGS.parent / "recipes" / "nemotron3_super_120b" / "swe", CONFIGS / "clusters" / "h100_80gb.yaml"
+    given = ["model.path=/checkpoint", "ingest.paths=[/trajectories]"]
+    assert run_plan(SUPER, machine, None, given, num_shown=1, recipe=recipe)
+    shown = capsys.readouterr().out
+    assert "64 nodes of 8 x H100 80GB SXM, 32 of them generating" in shown
+    assert "TP8 CP16 EP64 ETP1 SP recompute" in shown
+    assert "32 sequences at full length" in shown
+    changed = [*given, "parallel.expert_model_parallel_size=8", "efficiency.network=0.35"]
+    assert not run_plan(SUPER, machine, None, changed, num_shown=1, recipe=recipe)
+    shown = capsys.readouterr().out
+    assert "EP8 ETP1" in shown
+    assert "network 0.35" in shown
+    with pytest.raises(UserError, match="--plan and --recipe"):
+        run_plan(SUPER, machine, machine, given, num_shown=1, recipe=recipe)
+
+
 def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     machine, model = CONFIGS / "clusters" / "h100_80gb.yaml", CONFIGS / "models" / "qwen3_8b.yaml"
     words = ["num_nodes=1", "parallel.tensor_model_parallel_size=8", "parallel.sequence_parallel=true", "max_num_seqs=16"]
