@@ -198,9 +198,12 @@ class EnginePool:
             try:
                 arrival = self._launcher.summon(place, self._placement.start_deadline_s if self._may_wait() else 0.0)
             except PeerLost as error:
-                reason = str(error)
                 if not self._launcher.can_restart:
-                    return reason
+                    # A place that nobody came to need not rest; one whose engine failed must, since that engine will knock again.
+                    if not reason:
+                        return str(error)
+                    break
+                reason = str(error)
                 self._failed(place, "", reason)
                 continue
             try:

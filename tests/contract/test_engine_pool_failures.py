@@ -142,6 +142,27 @@ def test_a_place_that_cannot_start_is_left_alone_for_a_while_and_its_share_is_do
     pool.close()
 
 
+def test_a_remote_engine_that_cannot_start_and_knocks_again_waits_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_PAUSE_S", 0.0)
+    launcher, placement = remote(tmp_path, num_replicas=2, start_deadline_s=20, max_retries=1)
+    for name in (7, 8):
+        Neighbour(tmp_path / "engines", talking(name))
+    pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, {})
+    hang_up(pool._replicas[0].arrival.connection)
+    starts: list[object] = []
+
+    def broken(start: Mapping[str, Any]) -> Any:
+        starts.append(start)
+        raise EngineError("the GPU is gone")
+
+    for _ in range(3):
+        Neighbour(tmp_path / "engines", broken)
+        wait_for_arrival(launcher)
+        assert len(pool.generate(REQUESTS)) == len(REQUESTS)
+    assert len(starts) == 1
+    pool.close()
+
+
 def test_a_lost_engine_takes_its_workers_along(tmp_path: Path) -> None:
     """Tensor parallelism has processes of its own, which would hold their GPUs' memory."""
     python = tmp_path / "python"
