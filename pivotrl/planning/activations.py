@@ -44,15 +44,25 @@ def activation_bytes(config: Any, parallel: ParallelConfig, *, expert_imbalance:
     Args:
         expert_imbalance: tokens of the busiest expert parallel process over the mean.
     """
+    parts = activation_parts(config, parallel, expert_imbalance=expert_imbalance, is_bf16=is_bf16).values()
+    return ActivationBytes(kept=sum(part.kept for part in parts), working=sum(part.working for part in parts))
+
+
+def activation_parts(
+    config: Any, parallel: ParallelConfig, *, expert_imbalance: float, is_bf16: bool = True
+) -> dict[LayerKind | None, ActivationBytes]:
+    """`activation_bytes` by kind of block; None: the inputs of layers that are computed again."""
     blocks = {kind: block_bytes(config, kind, parallel, expert_imbalance=expert_imbalance, is_bf16=is_bf16) for kind in _kinds(config)}
-    per_layer = [sum(blocks[kind] for kind in layer) for layer in layers(config)]
-    stages = parallel.pipeline_model_parallel_size
-    size = len(per_layer) // stages
-    by_stage = [per_layer[stage * size : (stage + 1) * size] for stage in range(stages)]
+    all_layers, stages = layers(config), parallel.pipeline_model_parallel_size
+    size = len(all_layers) // stages
     if parallel.recompute == "none":
-        return ActivationBytes(kept=max(map(sum, by_stage)), working=0.0)
+        by_stage = [[kind for layer in all_layers[stage * size : (stage + 1) * size] for kind in layer] for stage in range(stages)]
+        busiest = max(by_stage, key=lambda kinds: sum(blocks[kind] for kind in kinds))
+        return {kind: ActivationBytes(kept=busiest.count(kind) * blocks[kind], working=0.0) for kind in blocks}
     layer_input = config.hidden_size * _sequence_share(parallel) * (BFLOAT16_BYTES if is_bf16 else FLOAT32_BYTES)
-    return ActivationBytes(kept=size * layer_input, working=max(per_layer))
+    largest = list(max(all_layers, key=lambda layer: sum(blocks[kind] for kind in layer)))
+    again = {kind: ActivationBytes(kept=0.0, working=largest.count(kind) * blocks[kind]) for kind in blocks}
+    return {None: ActivationBytes(kept=size * layer_input, working=0.0), **again}
 
 
 def block_bytes(config: Any, kind: LayerKind, parallel: ParallelConfig, *, expert_imbalance: float, is_bf16: bool) -> float:

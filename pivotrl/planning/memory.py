@@ -13,7 +13,7 @@ from typing import Any
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
 from pivotrl.megatron.architecture import LayerKind, head_dim, layers, mamba_channels, mamba_inner
-from pivotrl.planning.activations import activation_bytes
+from pivotrl.planning.activations import activation_parts
 from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, Buffer, count_parameters, stage_buffers
 
 GIB = 2**30
@@ -26,7 +26,8 @@ _STAGING_COPIES = 2
 _SSM_STATE_BYTES = 4
 # megatron-core's default size of a bucket, in elements.
 _BUCKET_ELEMENTS, _BUCKET_ELEMENTS_PER_SHARER = 40_000_000, 1_000_000
-_GONE_WHILE_SAVING = ("activations", "logits")
+_ACTIVATIONS, _MOE, _MAMBA = "activations", "MoE buffers", "Mamba states"
+_GONE_WHILE_SAVING = (_ACTIVATIONS, _MOE, _MAMBA, "logits")
 # For the terms alone, where nothing is judged.
 NO_CLUSTER = ClusterConfig(
     name="none",
@@ -82,13 +83,11 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
     on_host = plan.optimizer_offload_frac
     optimizer = optimizer_bytes(busiest, plan)
     num_tokens = math.ceil(max(plan.workload.micro_batch_tokens, plan.workload.max_sequence_tokens) / parallel.context_parallel_size)
-    kept = activation_bytes(config, parallel, expert_imbalance=plan.efficiency.expert_imbalance)
-    in_flight = parallel.pipeline_model_parallel_size
     terms = [
         Term("weights", weights, "bfloat16, Mamba's decays in float32"),
         Term("gradients", sum(part.num_padded * (FLOAT32_BYTES if part.is_fp32 else gradient_bytes) for part in busiest), plan.gradient_dtype),
         Term("optimizer", round(optimizer * (1 - on_host)), f"main weights float32, moments {plan.moment_dtype}, {on_host:.0%} on the host"),
-        Term("activations", kept.of(num_tokens=num_tokens, num_in_flight=in_flight), f"{num_tokens:,} tokens, recompute {parallel.recompute}"),
+        *_activation_terms(config, parallel, plan, num_tokens),
         Term("logits", _LOGIT_CHUNK_VALUES * _LOGIT_COPIES_BYTES, "one chunk"),
         Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * BFLOAT16_BYTES, "largest tensor, gathered and received"),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
@@ -103,6 +102,22 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
     if plan.has_reference:
         terms.insert(1, Term("reference", weights, "frozen copy of the initial policy"))
     return _memory(terms, plan, cluster)
+
+
+def _activation_terms(config: Any, parallel: ParallelConfig, plan: PlanConfig, num_tokens: int) -> list[Term]:
+    """Activations by kind of block; kinds that the model lacks are left out."""
+    parts = activation_parts(config, parallel, expert_imbalance=plan.efficiency.expert_imbalance)
+    names = {LayerKind.MOE: _MOE, LayerKind.MAMBA: _MAMBA}
+    notes = {
+        _ACTIVATIONS: f"{num_tokens:,} tokens, recompute {parallel.recompute}",
+        _MOE: f"tokens dealt out to experts, the busiest {plan.efficiency.expert_imbalance:g} times the mean",
+        _MAMBA: "projections and scans of Mamba blocks",
+    }
+    sizes = dict.fromkeys((_ACTIVATIONS, *(name for kind, name in names.items() if kind in parts)), 0)
+    for kind, part in parts.items():
+        name = _ACTIVATIONS if kind is None else names.get(kind, _ACTIVATIONS)
+        sizes[name] += part.of(num_tokens=num_tokens, num_in_flight=parallel.pipeline_model_parallel_size)
+    return [Term(name, size, notes[name]) for name, size in sizes.items()]
 
 
 def busiest_buffers(config: Any, parallel: ParallelConfig, *, world_size: int) -> list[Buffer]:
