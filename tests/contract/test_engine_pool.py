@@ -11,6 +11,7 @@ import signal
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -20,6 +21,7 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from fakes.killing import kill_at_work
 from fakes.neighbours import REQUESTS, Neighbour, remote, talking, wait_for_arrival
 from fakes.tiny_llama import PAD, STOP, named_weights, save_tiny_llama, tiny_llama
 
@@ -98,13 +100,15 @@ def test_tokens_do_not_depend_on_replicas_and_a_kill_changes_nothing(pool: Engin
     for engine in (pool, oracle):
         assert push(weights, engine, 5).num_tensors == len(weights)
     expected = oracle.generate(REQUESTS)
-    killer = threading.Timer(0.05, kill, (pool, 1))
-    killer.start()
-    results = pool.generate(REQUESTS)
+    longer = [replace(request, max_new_tokens=100) for request in REQUESTS]
+    killer = kill_at_work(pool._launcher.process_id(1), after_s=0.03)  # type: ignore[attr-defined]
+    results = pool.generate(longer)
     killer.join()
+    assert pool.take_cost() == {"rollout/engine_losses/sum": 1.0, "rollout/engine_retries/sum": 1.0}
+    assert tokens(results) == tokens(oracle.generate(longer))
     kill(pool, 0)
     again = pool.generate(REQUESTS)
-    assert tokens(results) == tokens(again) == tokens(expected)
+    assert tokens(again) == tokens(expected)
     for samples, same in zip(again, expected, strict=True):
         for sample, one in zip(samples, same, strict=True):
             assert sample.logprobs == pytest.approx(one.logprobs, abs=1e-5)
