@@ -5,17 +5,14 @@ Gives the sample of expert turns that rendering, parsing and verification are ch
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pivotrl.actions.terminus2 import TOOL_NAME
 from pivotrl.config.schema import IngestConfig
 from pivotrl.doctor.findings import Findings
-from pivotrl.identity import canonical_json, derive_seed, running_id
-from pivotrl.pivots.candidates import extract_candidates
+from pivotrl.doctor.rows import Row, Settings, rows_of, usual_processes
 from pivotrl.progress import progress_bar
 from pivotrl.trajectories import registry
 from pivotrl.trajectories.audit import FormatCounts
@@ -23,10 +20,7 @@ from pivotrl.trajectories.decontaminate import DecontaminationList
 from pivotrl.trajectories.dedupe import IdSet
 from pivotrl.trajectories.files import discover
 from pivotrl.trajectories.plan import plan_tasks
-from pivotrl.trajectories.prepare import LeftOut, Prepared, prepared_rows
-from pivotrl.trajectories.source import RowQuarantined
-from pivotrl.trajectories.store import encode_message
-from pivotrl.trajectories.streams import MB, Meter, metered
+from pivotrl.trajectories.streams import MB
 from pivotrl.trajectories.tools import load_tools
 from pivotrl.types import Candidate, Split, Tool, Trajectory
 
@@ -47,14 +41,17 @@ class Seen:
     """By split."""
 
 
-def check_data(config: IngestConfig, paths: Sequence[Path], findings: Findings, *, run_seed: int, sample_size: int) -> Seen:
+def check_data(
+    config: IngestConfig, paths: Sequence[Path], findings: Findings, *, run_seed: int, sample_size: int, num_processes: int | None = None
+) -> Seen:
     """Reads everything.
 
     Args:
         config: `tools` and `decontamination` are paths whose placeholders are already replaced.
         paths: files and directories, which exist.
+        num_processes: that read large data; None: `usual_processes`. They change nothing that is found.
     """
-    reader = _Reader(config, findings, run_seed, sample_size)
+    reader = _Reader(config, findings, run_seed, sample_size, num_processes or usual_processes())
     with findings.refused_by("data-settings", "ingest"):
         reader.open()
         reader.read(paths)
@@ -65,8 +62,9 @@ def check_data(config: IngestConfig, paths: Sequence[Path], findings: Findings, 
 class _Reader:
     """One pass over all rows."""
 
-    def __init__(self, config: IngestConfig, findings: Findings, run_seed: int, sample_size: int) -> None:
+    def __init__(self, config: IngestConfig, findings: Findings, run_seed: int, sample_size: int, num_processes: int) -> None:
         self._config, self._findings, self._run_seed, self._sample_size = config, findings, run_seed, sample_size
+        self._num_processes = num_processes
         self.seen = Seen()
         self._tools: tuple[Tool, ...] | None = None
         self._broken: list[str] = []
@@ -76,7 +74,7 @@ class _Reader:
         self._held_out_states: dict[str, str] = {}
         self._unoffered: Counter[str] = Counter()
         self._first_unoffered: dict[str, str] = {}
-        self._chosen: list[tuple[int, str, Trajectory, Candidate]] = []
+        self._chosen: list[tuple[int, int, int, Trajectory, Candidate]] = []
 
     def open(self) -> None:
         """Raises UserError for an unknown format or a list of tools or tasks that cannot be read."""
@@ -94,61 +92,57 @@ class _Reader:
         for entry in unread.listed:
             self._left_out(f"{entry['file']}: {entry['reason']}")
         self._num_broken += unread.rows - len(unread.listed)
+        settings = Settings(self._config, self._tools, self._run_seed, self._sample_size, self._num_processes)
         with progress_bar("data", sum(task.num_bytes for task in tasks) / MB, "MB") as bar:
-            for task in tasks:
-                meter = Meter(bar, task.num_bytes)
-                with metered(meter.count):
-                    for item in prepared_rows(task, self._tools, domain=self._config.domain):
-                        self._take(item, task.unit.name)
-                meter.finish()
+            for number, (rows, drawn) in enumerate(rows_of(tasks, settings, bar)):
+                kept = self._take(rows)
+                self._chosen += [(draw, number, row, trajectory, candidate) for draw, row, trajectory, candidate in drawn if row in kept]
+                self._keep_smallest()
 
-    def _take(self, item: Prepared | LeftOut, unit_name: str) -> None:
-        self.seen.num_rows += 1
-        if isinstance(item, LeftOut):
-            if isinstance(item.error, RowQuarantined):
-                self._left_out(f"{item.error.file or unit_name}{f':{item.line}' if item.line else ''}: {item.error.reason}")
+    def _take(self, rows: Sequence[Row]) -> set[int]:
+        """Counts the rows of one task; the numbers of those that are no copies of earlier ones."""
+        self.seen.num_rows += len(rows)
+        readable: list[Row] = []
+        for row in rows:
+            if row.broken:
+                self._left_out(row.broken)
+            elif not row.trajectory_id:
+                self._dropped[row.dropped] += 1
             else:
-                self._dropped[item.error.reason] += 1
-            return
-        trajectory = item.trajectory
-        where = f"{trajectory.source_file} row {trajectory.source_index}"
-        if not self._ids.add([trajectory.id])[0]:
-            self._num_duplicates += 1
-            self._first_duplicate = self._first_duplicate or where
-            return
-        self.seen.num_trajectories += 1
-        if trajectory.outcome.value not in self._config.outcomes:
-            self._dropped[f"outcome {trajectory.outcome.value}"] += 1
-            return
-        self._take_turns(trajectory, where)
+                readable.append(row)
+        kept: set[int] = set()
+        for row, is_new in zip(readable, self._ids.add([row.trajectory_id for row in readable]), strict=True):
+            if not is_new:
+                self._num_duplicates += 1
+                self._first_duplicate = self._first_duplicate or row.where
+                continue
+            self.seen.num_trajectories += 1
+            if row.dropped:
+                self._dropped[row.dropped] += 1
+                continue
+            kept.add(row.number)
+            self._take_turns(row)
+        return kept
 
-    def _take_turns(self, trajectory: Trajectory, where: str) -> None:
-        encoded = [encode_message(message) for message in trajectory.messages]
-        extraction = extract_candidates(trajectory, encoded_messages=encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
-        offered = {tool.name for tool in trajectory.tools}
-        is_new = self._candidate_ids.add([candidate.id for candidate in extraction.candidates])
-        states = _state_ids(trajectory, encoded, extraction.candidates)
-        for candidate, new, state in zip(extraction.candidates, is_new, states, strict=True):
-            if candidate.split is Split.TRAIN:
-                self._train_states.add([state])
-            else:
-                self._held_out_states.setdefault(state, f"{where}, turn {candidate.turn_index}")
-            for call in candidate.expert_action.tool_calls:
-                if offered and call.name not in offered and call.name != TOOL_NAME:
-                    self._unoffered[call.name] += 1
-                    self._first_unoffered.setdefault(call.name, f"{where}, turn {candidate.turn_index}")
-            if new:
-                self._choose(trajectory, candidate)
+    def _take_turns(self, row: Row) -> None:
+        split = Split.HELD_OUT if row.turns.is_held_out else Split.TRAIN
+        states = [f"{state:016x}" for state in row.turns.states]
+        if split is Split.TRAIN:
+            self._train_states.add(states)
+        else:
+            for state, turn in zip(states, row.turns.numbers, strict=True):
+                self._held_out_states.setdefault(state, f"{row.where}, turn {turn}")
+        for name, turn in row.unoffered:
+            self._unoffered[name] += 1
+            self._first_unoffered.setdefault(name, f"{row.where}, turn {turn}")
+        self.seen.candidates[split.value] += sum(self._candidate_ids.add([f"{one:016x}" for one in row.turns.candidates]))
 
-    def _choose(self, trajectory: Trajectory, candidate: Candidate) -> None:
-        """Counts a candidate, and keeps it in the sample while its draw is among the smallest."""
-        self.seen.candidates[candidate.split.value] += 1
-        # A heap of negated draws: the largest draw of the sample is on top.
-        entry = (-derive_seed(0, "doctor sample", candidate.id), candidate.id, trajectory, candidate)
-        if len(self._chosen) < self._sample_size:
-            heapq.heappush(self._chosen, entry)
-        elif entry[:2] > self._chosen[0][:2]:
-            heapq.heapreplace(self._chosen, entry)
+    def _keep_smallest(self) -> None:
+        """Of the turns drawn so far those with the smallest draws, each once, as the first row has it."""
+        first: dict[str, tuple[int, int, int, Trajectory, Candidate]] = {}
+        for entry in sorted(self._chosen, key=lambda one: one[:3]):
+            first.setdefault(entry[-1].id, entry)
+        self._chosen = list(first.values())[: self._sample_size]
 
     def _left_out(self, place: str) -> None:
         self._num_broken += 1
@@ -158,7 +152,7 @@ class _Reader:
     def conclude(self, paths: Sequence[Path]) -> None:
         """Findings about the whole."""
         seen, findings = self.seen, self._findings
-        seen.sample = [(trajectory, candidate) for _, _, trajectory, candidate in sorted(self._chosen, key=lambda one: one[:2])]
+        seen.sample = [(trajectory, candidate) for *_, trajectory, candidate in reversed(self._chosen)]
         findings.figures |= {"rows": seen.num_rows, "trajectories": seen.num_trajectories, "candidates": dict(seen.candidates)}
         if self._broken:
             report = findings.error if self._num_broken > TOLERATED_FRAC * seen.num_rows else findings.warn
@@ -210,13 +204,3 @@ class _Reader:
             rule="held-out scores must come from states that training never saw; the split is by task id",
             fix="give the rows of one task the same task id, or drop the copies",
         )
-
-
-def _state_ids(trajectory: Trajectory, encoded: Sequence[bytes], candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Content id of each candidate's state: tools and messages before the turn."""
-    running, num_hashed = running_id(canonical_json(trajectory.tools)), 0
-    for candidate in candidates:
-        for message in encoded[num_hashed : candidate.message_index]:
-            running.update(message)
-        num_hashed = candidate.message_index
-        yield running.copy().hexdigest()

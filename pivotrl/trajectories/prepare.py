@@ -11,6 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pivotrl.identity import content_id
 from pivotrl.trajectories.files import printable_name
@@ -71,14 +72,21 @@ def prepared_rows(task: ReadTask, tools: Sequence[Tool] | None, *, domain: Domai
         tools: tools of the user's file, for rows without their own.
         domain: replaces the adapter's, where not None.
     """
-    for row in _guarded_rows(task):
+    return (item for _, item in shared_rows(task, tools, domain=domain, index=0, count=1))
+
+
+def shared_rows(
+    task: ReadTask, tools: Sequence[Tool] | None, *, domain: Domain | None, index: int, count: int
+) -> Iterator[tuple[int, Prepared | LeftOut]]:
+    """Rows of a unit with their number from 0, those alone whose number leaves `index` after division by `count`."""
+    for number, row in islice(enumerate(_guarded_rows(task)), index, None, count):
         if not isinstance(row, RawRow):
-            yield LeftOut(row, row.line)
+            yield number, LeftOut(row, row.line)
             continue
         try:
-            yield _prepared(row, _guarded_convert(task.adapter, row, tools), domain)
+            yield number, _prepared(row, _guarded_convert(task.adapter, row, tools), domain)
         except (RowDropped, RowQuarantined) as error:
-            yield LeftOut(error, row.line)
+            yield number, LeftOut(error, row.line)
 
 
 def _prepared(row: RawRow, converted: Converted, domain: Domain | None) -> Prepared:
