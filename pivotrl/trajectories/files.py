@@ -7,11 +7,13 @@ can. Memory holds one row at a time (JSONL, arrays past `WHOLE_DOCUMENT_BYTES`) 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +30,8 @@ WHOLE_DOCUMENT_BYTES = 64 << 20
 MAX_ROW_BYTES = 512 << 20
 """One row (a JSONL line, or a document that is one trajectory) beyond this is quarantined: its parsed form would take gigabytes."""
 
+_share: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
+_ANOTHERS_ROW = RowQuarantined("read by another process")
 _DATA_SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".jsonlines", ".traj"})
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -121,13 +125,30 @@ def head_value(probe: Probe) -> Any:
     return getattr(builder, "value", None)
 
 
-def jsonl_rows(unit: SourceUnit) -> Iterator[Row]:
-    """One row per non-empty line of each of the unit's files. Lines end at newline only: U+2028 is legal inside a string."""
+@contextlib.contextmanager
+def sharing_rows(index: int, count: int) -> Iterator[None]:
+    """Within the block, `record_rows` of a JSONL file may leave rows unparsed whose number does not leave `index` after division by `count`.
+
+    Each still yields something in its place, so that numbers stay: a RowQuarantined that nobody may look at.
+    """
+    token = _share.set((index, count))
+    try:
+        yield
+    finally:
+        _share.reset(token)
+
+
+def jsonl_rows(unit: SourceUnit, share: tuple[int, int] = (0, 1)) -> Iterator[Row]:
+    """One row per non-empty line of each of the unit's files. Lines end at newline only: U+2028 is legal inside a string.
+
+    Args:
+        share: see `sharing_rows`.
+    """
     indices = itertools.count()
     for path in unit.paths:
         try:
             with open_stream(path) as stream:
-                yield from _line_rows(_lines(stream), unit.name, indices)
+                yield from _line_rows(_lines(stream), unit.name, indices, share)
         except READ_ERRORS as error:
             yield RowQuarantined(read_error_reason(error), file=unit.name)
 
@@ -188,7 +209,8 @@ def record_rows(unit: SourceUnit) -> Iterator[Row]:
     elif _is_one_document(first, data_suffix(path)):
         yield from document_rows(unit)
     else:
-        yield from jsonl_rows(unit)
+        # Of several files one may break off, after which numbers are no longer those of the lines.
+        yield from jsonl_rows(unit, _share.get() if len(unit.paths) == 1 else (0, 1))
 
 
 def json_document(unit: SourceUnit, path: Path | None = None) -> Parsed:
@@ -312,7 +334,8 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _line_rows(lines: Iterator[bytes | None], name: str, indices: Iterator[int]) -> Iterator[Row]:
+def _line_rows(lines: Iterator[bytes | None], name: str, indices: Iterator[int], share: tuple[int, int]) -> Iterator[Row]:
+    share_index, count = share
     for number, line in enumerate(lines, start=1):
         if line is None:
             next(indices)
@@ -323,6 +346,9 @@ def _line_rows(lines: Iterator[bytes | None], name: str, indices: Iterator[int])
         if not line.strip():
             continue
         index = next(indices)
+        if index % count != share_index:
+            yield _ANOTHERS_ROW
+            continue
         try:
             parsed = parse_json(line)
         except RowQuarantined as broken:

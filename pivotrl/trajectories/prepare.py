@@ -10,11 +10,12 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
 from pivotrl.identity import content_id
-from pivotrl.trajectories.files import printable_name
+from pivotrl.trajectories.files import printable_name, sharing_rows
 from pivotrl.trajectories.plan import ReadTask
 from pivotrl.trajectories.secrets import may_hold_secret, redact_messages
 from pivotrl.trajectories.source import Adapter, Converted, RawRow, RowDropped, RowQuarantined
@@ -79,7 +80,15 @@ def shared_rows(
     task: ReadTask, tools: Sequence[Tool] | None, *, domain: Domain | None, index: int, count: int
 ) -> Iterator[tuple[int, Prepared | LeftOut]]:
     """Rows of a unit with their number from 0, those alone whose number leaves `index` after division by `count`."""
-    for number, row in islice(enumerate(_guarded_rows(task)), index, None, count):
+    # Nothing is left on the way where everything is read.
+    with sharing_rows(index, count) if count > 1 else nullcontext():
+        yield from _shared_rows(task, tools, domain, islice(enumerate(_guarded_rows(task)), index, None, count))
+
+
+def _shared_rows(
+    task: ReadTask, tools: Sequence[Tool] | None, domain: Domain | None, rows: Iterator[tuple[int, RawRow | RowQuarantined | RowDropped]]
+) -> Iterator[tuple[int, Prepared | LeftOut]]:
+    for number, row in rows:
         if not isinstance(row, RawRow):
             yield number, LeftOut(row, row.line)
             continue
