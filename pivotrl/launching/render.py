@@ -100,7 +100,8 @@ def render(loaded: LoadedRecipe, target: Target, run: Path) -> list[Script]:
     recipe_dir = snapshot_recipe(loaded, launch_dir)
     environment = templates()
     for name in (name for name in _SHARED if name != "health.sh" or target.cluster.health is not None):
-        atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode())
+        # Jobs are the same user's; a judge's key may be among the variables.
+        atomic_write(launch_dir / name, environment.get_template(f"{name}.j2").render(context).encode(), is_private=name == "environment.sh")
     scripts: list[Script] = []
     for job in jobs:
         path = launch_dir / f"{job.name}.sbatch"

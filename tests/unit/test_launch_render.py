@@ -224,6 +224,14 @@ def test_nothing_of_the_shell_is_written(tmp_path: Path, local: Path, monkeypatc
     assert all("ambient" not in path.read_text() for path in (tmp_path / "run" / "launch").rglob("*.sh"))
 
 
+def test_only_its_owner_reads_the_environment(tmp_path: Path, local: Path) -> None:
+    """The key of a judge is there."""
+    _scripts(local, tmp_path / "run")
+    launch = tmp_path / "run" / "launch"
+    assert (launch / "environment.sh").stat().st_mode & 0o777 == 0o600
+    assert (launch / "job.sh").stat().st_mode & 0o044
+
+
 def test_the_recipe_a_job_gets_is_the_one_that_was_checked(tmp_path: Path, local: Path) -> None:
     words = ("train.num_steps=4", "select.rule=eq5", "select.lambda_diff=0.6")
     _scripts(local, tmp_path / "run", *words)
