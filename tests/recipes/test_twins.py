@@ -304,12 +304,14 @@ def test_on_the_axes_of_the_recipe_training_is_that_of_one_process(parallel: tup
         assert (run / "train" / name).read_bytes() == (alone / "train" / name).read_bytes(), name
     ours, theirs = _steps(run), _steps(alone)
     assert ours[0]["objective/logprob_mismatch/max"] < 1e-4, "what the engines sampled is what eight processes score"
+    assert max(ours[0]["sync/parity_difference/max"], theirs[0]["sync/parity_difference/max"]) < 1e-4
     assert len(ours) == len(theirs) == 2
     for step, expected in zip(ours, theirs, strict=True):
         assert expected["optim/grad_norm/mean"] > 0
         assert step["objective/loss/mean"] == pytest.approx(expected["objective/loss/mean"], abs=2e-5)
         assert step["optim/grad_norm/mean"] == pytest.approx(expected["optim/grad_norm/mean"], rel=5e-4)
-        exact = [name for name in expected if name.startswith(("rollout/", "sync/", "optim/lr/"))]
+        # What the parity gate measured is the rounding of either layout; the gate itself limits it.
+        exact = [name for name in expected if name.startswith(("rollout/", "sync/", "optim/lr/")) and not name.startswith("sync/parity_")]
         assert {name: step[name] for name in exact} == {name: expected[name] for name in exact}
         close = ("objective/entropy/mean", "optim/expert_load/max")
         assert {name: step[name] for name in close} == pytest.approx({name: expected[name] for name in close}, rel=1e-3)
