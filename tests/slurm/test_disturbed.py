@@ -108,7 +108,7 @@ def test_a_node_that_does_not_answer_is_excluded_and_nothing_of_the_shell_arrive
     os.environ["PIVOTRL_AMBIENT"] = os.environ["SBATCH_COMMENT"] = os.environ["NCCL_DEBUG"] = "ambient"
     try:
         file = cluster.variant(
-            "hung", f"venv: {tmp_path / 'venv'}", "health: {startup_s: 20, timeout_s: 60, min_free_gib: 0.5, min_pair_gb_per_s: 0.01}"
+            "hung", f"venv: {tmp_path / 'venv'}", "health: {startup_s: 20, timeout_s: 30, min_free_gib: 0.5, min_pair_gb_per_s: 0.01}"
         )
         job = cluster.launch(run, cluster=file, only=("sft", "profile"))["sft"]
     finally:
