@@ -171,10 +171,6 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _reprofiled_policy_is_current(self) -> TrainConfig:
-        return self
-
-    @model_validator(mode="after")
     def _episodes_have_no_pivots(self) -> TrainConfig:
         if self.episodes is None:
             return self

@@ -5,13 +5,11 @@ A large file is shared by rows: each of its processes parses all of it and conve
 
 from __future__ import annotations
 
-import gc
 import heapq
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_context
@@ -22,7 +20,7 @@ from pivotrl.identity import canonical_json, derive_seed, running_id
 from pivotrl.pivots.candidates import extract_candidates
 from pivotrl.progress import ProgressBar
 from pivotrl.trajectories.plan import ReadTask
-from pivotrl.trajectories.prepare import LeftOut, Prepared, shared_rows
+from pivotrl.trajectories.prepare import LeftOut, Prepared, no_cycle_collection, shared_rows
 from pivotrl.trajectories.source import RowQuarantined
 from pivotrl.trajectories.store import encode_message
 from pivotrl.trajectories.streams import MB, Meter, metered
@@ -113,7 +111,7 @@ def _read(share: tuple[ReadTask, int, int, Settings]) -> tuple[list[Row], list[D
     # A heap of negated draws: the largest draw of the sample is on top.
     heap: list[tuple[int, str, int, Trajectory, Candidate]] = []
     seen: set[str] = set()
-    with _no_cycle_collection():
+    with no_cycle_collection():
         for number, item in shared_rows(task, settings.tools, domain=settings.config.domain, index=index, count=count):
             rows.append(_row(number, item, task.unit.name, settings, heap, seen))
     return rows, [(-draw, number, trajectory, candidate) for draw, _, number, trajectory, candidate in heap]
@@ -171,18 +169,6 @@ def _draw(heap: list[tuple[int, str, int, Trajectory, Candidate]], size: int, nu
         heapq.heappush(heap, entry)
     else:
         heapq.heapreplace(heap, entry)
-
-
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Parsed JSON and records hold no cycles, and looking for some takes a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _state_ids(trajectory: Trajectory, encoded: Sequence[bytes], candidates: Sequence[Candidate]) -> Iterator[str]:

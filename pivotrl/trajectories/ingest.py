@@ -8,12 +8,10 @@ because redoing thousands of large files for one kill is hours.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from pivotrl.trajectories.dedupe import Fingerprint, IdSet, NearDuplicates, fing
 from pivotrl.trajectories.files import discover, printable_name
 from pivotrl.trajectories.parts import PARTS, Part, clean_up, merge, retire_parts
 from pivotrl.trajectories.plan import ReadTask, plan_tasks, work_units
-from pivotrl.trajectories.prepare import REMEMBERED_PROMPTS, LeftOut, Prepared, prepared_rows
+from pivotrl.trajectories.prepare import REMEMBERED_PROMPTS, LeftOut, Prepared, no_cycle_collection, prepared_rows
 from pivotrl.trajectories.source import RowDropped, RowQuarantined
 from pivotrl.trajectories.streams import MB, Meter, metered
 from pivotrl.trajectories.tools import load_tools
@@ -94,7 +92,7 @@ def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed:
     done: list[dict[str, FormatCounts]] = []
     num_unread_files = 0
     left = sum(task.num_bytes for part, group in zip(parts, groups, strict=True) for task in group if not part.is_done)
-    with progress_bar("ingest", left / MB, "MB") as bar, _no_cycle_collection():
+    with progress_bar("ingest", left / MB, "MB") as bar, no_cycle_collection():
         for part, group in zip(parts, groups, strict=True):
             if ingester.is_full:
                 num_unread_files += sum(len(task.unit.paths) for task in group)
@@ -116,18 +114,6 @@ def _ingest(stage: Stage, config: IngestConfig, paths: Sequence[Path], run_seed:
     merge(stage.path, used)
     retire_parts(stage.path)
     return audit
-
-
-@contextlib.contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Parsed JSON and records hold no cycles, and looking for some among millions of them takes a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Ingester:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
@@ -64,6 +65,18 @@ class LeftOut:
 
     error: RowDropped | RowQuarantined
     line: int | None
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """For reading many rows: parsed JSON and records hold no cycles, and looking for some among millions of them takes a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def prepared_rows(task: ReadTask, tools: Sequence[Tool] | None, *, domain: Domain | None) -> Iterator[Prepared | LeftOut]:
