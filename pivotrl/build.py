@@ -147,6 +147,23 @@ def load_engine(config: EngineConfig, checkpoint: Path, *, stop_token_ids: Seque
             return VllmEngine.load(checkpoint, config, stop_token_ids=stop_token_ids, pad_token_id=pad_token_id)
 
 
+def import_engine(config: EngineConfig) -> None:
+    """Imports what `load_engine` needs, for a process that has to wait before it is told to load one.
+
+    Raises:
+        UserError: where the engine's package is not installed.
+    """
+    match config:
+        case ScriptedEngineConfig():
+            pass
+        case TransformersEngineConfig():
+            import pivotrl.rollouts.transformers_engine  # noqa: F401
+        case VllmEngineConfig():
+            from pivotrl.rollouts.vllm import import_vllm
+
+            import_vllm()
+
+
 def _weight_store(loaded: LoadedRecipe, run: Path, placement: ProcessesPlacement | RemotePlacement) -> WeightStore:
     if placement.transfer == "shared_memory":
         from pivotrl.weights.shared_memory import SharedMemoryStore

@@ -217,7 +217,8 @@ def engine(
     from pivotrl import pipeline
     from pivotrl.verbs.engine import run_engine
 
-    run_engine(run or pipeline.default_run(pipeline.load(recipe, [])), connect=connect, patience_s=patience)
+    loaded = pipeline.load(recipe, [])
+    run_engine(run or pipeline.default_run(loaded), loaded.recipe.engine, connect=connect, patience_s=patience)
 
 
 @app.command()

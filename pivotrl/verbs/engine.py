@@ -6,6 +6,7 @@ trainer's first message. A stage of the run ends, the next one begins: the engin
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -16,27 +17,33 @@ from typing import TYPE_CHECKING, Any
 from pivotrl.errors import UserError
 
 if TYPE_CHECKING:
+    from pivotrl.config.engines import EngineConfig
     from pivotrl.rollouts.engine import Engine
 
 # Between two attempts to find the trainer, seconds.
 _RETRY_S = 2.0
 
 
-def run_engine(run: Path, *, connect: str | None, patience_s: float) -> None:
+def run_engine(run: Path, config: EngineConfig, *, connect: str | None, patience_s: float) -> None:
     """Serves every stage of a run, one after the other.
 
     Ends where no trainer could be found for `patience_s` seconds, since nobody tells a remote engine that the run is over.
 
     Args:
+        config: the recipe's engine, whose packages are imported while the trainer starts; the trainer's message decides which one is built.
         connect: HOST:PORT of the trainer's process, or None to read it from RUN/engines/address.
 
     Raises:
         UserError: where no trainer was ever found, or it speaks another version's protocol.
     """
+    from pivotrl.build import import_engine
     from pivotrl.rollouts.launchers import ADDRESS, KEY, split_address
     from pivotrl.rollouts.replica import serve
     from pivotrl.rollouts.wire import PeerLost, knock
 
+    with contextlib.suppress(UserError):
+        # The trainer hears of a package that is missing when it asks for the engine.
+        import_engine(config)
     was_found, last_seen_s, reason = False, time.monotonic(), f"{run / 'engines' / ADDRESS} does not exist"
     while time.monotonic() - last_seen_s < patience_s:
         try:

@@ -266,7 +266,7 @@ def test_the_key_is_private_and_a_stranger_reaches_nothing(tmp_path: Path) -> No
 
 def test_the_verb_serves_a_run_and_leaves_when_nobody_is_there(tmp_path: Path, checkpoint: Path, oracle: TransformersEngine) -> None:
     launcher, placement = remote(tmp_path, start_deadline_s=30)
-    engine = threading.Thread(target=run_engine, args=(tmp_path,), kwargs={"connect": None, "patience_s": 3.0}, daemon=True)
+    engine = threading.Thread(target=run_engine, args=(tmp_path, CONFIG), kwargs={"connect": None, "patience_s": 3.0}, daemon=True)
     engine.start()
     pool = EnginePool(launcher, FilesystemStore(tmp_path / "weights"), placement, start_message(checkpoint))
     push(named_weights(tiny_llama(seed=3)), pool, 1)
@@ -276,4 +276,4 @@ def test_the_verb_serves_a_run_and_leaves_when_nobody_is_there(tmp_path: Path, c
     engine.join(30)
     assert not engine.is_alive()
     with pytest.raises(UserError, match=r"no trainer of .* was found within 1 s"):
-        run_engine(tmp_path, connect=None, patience_s=1.0)
+        run_engine(tmp_path, CONFIG, connect=None, patience_s=1.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -251,6 +253,16 @@ def test_code_is_kept_by_content(tmp_path: Path, local: Path) -> None:
     assert (code / "pivotrl" / "cli.py").read_bytes() == (ROOT / "pivotrl" / "cli.py").read_bytes()
     assert (code / "pivotrl.commit").read_text().strip() == source_commit()
     assert f"PYTHONPATH={code} " in (tmp_path / "run" / "launch" / "task.sh").read_text()
+
+
+def test_code_is_compiled_so_that_jobs_need_not(tmp_path: Path, local: Path) -> None:
+    _scripts(local, tmp_path / "run")
+    (code,) = (tmp_path / "run" / "launch" / "code").iterdir()
+    environment = {**os.environ, "PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+    program = [sys.executable, "-v", "-c", "import pivotrl.errors; print(pivotrl.errors.fail.__code__.co_filename)"]
+    words = subprocess.run(program, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert words.stdout.strip() == str(code / "pivotrl" / "errors.py")
+    assert re.search(rf"code object from '{code}/pivotrl/__pycache__/errors\.[^/]*\.pyc'", words.stderr)
 
 
 def test_gpu_hours_by_hand() -> None:

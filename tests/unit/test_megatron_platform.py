@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import BuiltinFunctionType
 
@@ -82,3 +85,11 @@ def _imported_packages(path: Path) -> set[str]:
 def _imports_cpu_folder(path: Path) -> bool:
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     return any((node.module or "").startswith("pivotrl.megatron.cpu") for node in nodes)
+
+
+def test_upstream_does_not_import_torchs_compiler() -> None:
+    """A decorator of a method that only inference calls would: a quarter of what a start imports."""
+    code = """import sys, torch; kept = torch.compile; import pivotrl.megatron.upstream
+print(torch.compile is kept, "torch._inductor.compile_fx" in sys.modules)"""
+    words = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert words.stdout.split() == ["True", "False"]

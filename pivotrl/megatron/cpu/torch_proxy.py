@@ -13,7 +13,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -125,6 +125,17 @@ def build_proxy() -> ModuleProxy:
     return ModuleProxy(torch, {"cuda": ModuleProxy(torch.cuda, cuda), **factories})
 
 
+@contextlib.contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """`@torch.compile` changes nothing meanwhile: it would import torch's compiler, seconds of every start, for functions never called here."""
+    compiler = torch.compile
+    torch.compile = lambda model=None, **_options: model if model is not None else lambda function: function
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
 class MegatronFinder(importlib.abc.MetaPathFinder):
     """Loads modules named megatron.* as usual, then swaps their `torch` for the proxy and applies the patch registered for the name."""
 
@@ -141,7 +152,8 @@ class MegatronFinder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
+            with _nothing_compiled():
+                execute(module)
             if module.__dict__.get("torch") is torch:
                 module.__dict__["torch"] = self._proxy
             patch = self._patches.get(module.__name__)
