@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pivotrl.megatron.parallel import control_group
 from pivotrl.megatron.upstream import ShardedTensor, apply_factories, nested_values, parallel_state
-from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.digest import tensor_digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Engine(Protocol):
         ...
 
     def weight_digests(self) -> Mapping[str, str]:
-        """What the engine was given last: `weights.manifest.tensor_digest` of every required tensor, by Hugging Face name, in the engine's type.
+        """What the engine was given last: a digest of every required tensor, by Hugging Face name, in the engine's type, by the sender's algorithm.
 
         Before the first `load_weights`, of the checkpoint it was built on. Empty for an engine that holds no model. Taken from the model
         itself where its tensors can be read back (transformers), from what was received where they are packed (vLLM): a digest does not

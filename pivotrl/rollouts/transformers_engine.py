@@ -36,7 +36,8 @@ from pivotrl.rollouts.decoding import BufferCache, PromptRows, Row, plan_batches
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests
 from pivotrl.rollouts.expert_capture import ExpertCapture
 from pivotrl.types import Completion
-from pivotrl.weights.manifest import TensorSpec, WeightCensus, check_stream, tensor_digest
+from pivotrl.weights.digest import digest_like
+from pivotrl.weights.manifest import SentStream, TensorSpec, VerifiedStream, WeightCensus, check_stream
 from pivotrl.weights.transformers_model import load_transformers
 
 # Padded prompt tokens of one prefill pass: bounds its activations to some 100 MB for a 135M model, and is far above what a core needs to be busy.
@@ -76,6 +77,7 @@ class TransformersEngine:
         self._max_total_tokens: int = text_config.max_position_embeddings
         self._vocab_size: int = text_config.vocab_size
         self._is_partial = False
+        self._sent: Mapping[str, str] = {}
         self._capture = ExpertCapture(model) if returns_routes else None
 
     @staticmethod
@@ -147,12 +149,13 @@ class TransformersEngine:
             for name, tensor in check_stream(named_tensors, self.weight_census()):
                 targets[name].copy_(tensor)
         self._is_partial = False
+        self._sent = named_tensors.digests if isinstance(named_tensors, SentStream | VerifiedStream) else {}
         self._policy_version = version
 
     def weight_digests(self) -> Mapping[str, str]:
-        """Digests of the model's own tensors, read back."""
+        """Digests of the model's own tensors, read back, by the algorithm of the sender's, who may have computed them on another device."""
         held = self._held()
-        return {name: tensor_digest(held[name]) for name in self.weight_census().tensors}
+        return {name: digest_like(held[name], self._sent.get(name)) for name in self.weight_census().tensors}
 
     def close(self) -> None:
         """Frees the model; the engine cannot be used after that."""

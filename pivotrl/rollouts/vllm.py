@@ -31,8 +31,9 @@ from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests, is_out_of_memory
 from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
 from pivotrl.types import Completion, FinishReason
+from pivotrl.weights.digest import tensor_digest
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
-from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream, loses_precision, tensor_digest
+from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream, loses_precision
 from pivotrl.weights.owned_directory import owned_directory, remove_abandoned
 
 if TYPE_CHECKING:

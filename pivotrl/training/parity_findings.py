@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.digest import digest_like
 
 if TYPE_CHECKING:
     from pivotrl.megatron.copies import UnequalCopy
@@ -83,9 +83,9 @@ def weights_finding(
     digests: dict[str, str] = {}
     wrong: dict[str, float | None] = {}
     for name, tensor in expected:
-        digests[name] = tensor_digest(tensor)
+        digests[name] = digest_like(tensor, held[name])
         if digests[name] != held[name]:
-            wrong[name] = next((scale for scale in _SCALES if tensor_digest(tensor * scale) == held[name]), None)
+            wrong[name] = next((scale for scale in _SCALES if digest_like(tensor * scale, held[name]) == held[name]), None)
     if not wrong:
         return None
     first, count = min(wrong), f"{len(wrong)} of {len(digests)} tensors differ"

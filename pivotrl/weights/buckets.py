@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from pivotrl.weights.manifest import TensorRecord, dtype_name, tensor_digest
+from pivotrl.weights.digest import finish, start
+from pivotrl.weights.manifest import TensorRecord, dtype_name
 
 # A view needs its type's alignment, and torch's kernels read memory that is aligned to a cache line faster.
 _ALIGNMENT = 64
@@ -147,6 +148,8 @@ def read_bucket(bucket: Bucket, readers: Mapping[str, Reader]) -> list[tuple[Ten
         found = (tuple(tensor.shape), dtype_name(tensor.dtype))
         if found != (record.shape, record.dtype):
             raise ValueError(f"tensor {record.name!r} arrived as {found[1]} {found[0]}, announced as {record.dtype} {record.shape}")
-        if tensor_digest(tensor) != record.digest:
+    digests = finish([start(tensor, like=record.digest) for record, tensor in verified])
+    for record, digest in zip(bucket.records, digests, strict=True):
+        if digest != record.digest:
             raise ValueError(f"tensor {record.name!r} arrived with other bytes than were sent (digest differs)")
     return verified

@@ -18,7 +18,8 @@ import torch
 
 from pivotrl.rundir import write_json
 from pivotrl.weights.buckets import Bucket, Invited, bucketed
-from pivotrl.weights.manifest import TensorRecord, WeightCensus, tensor_digest
+from pivotrl.weights.digest import tensor_digest
+from pivotrl.weights.manifest import TensorRecord, WeightCensus
 from pivotrl.weights.owned_directory import OwnedDirectory, remove_abandoned
 
 KIND = "file"

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from pivotrl.identity import content_id
-
-_DIGEST_BYTES = 16
-# Below it, handing out work to threads costs more than hashing.
-_THREADED_BYTES = 1 << 20
-
+from pivotrl.weights.digest import StartedDigest, finish, start, tensor_digest
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
@@ -71,7 +66,7 @@ class TensorRecord:
     dtype: str
     num_bytes: int
     digest: str
-    """`tensor_digest` of the tensor."""
+    """`digest.tensor_digest` of the tensor, which says its algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +85,13 @@ class Manifest:
         return content_id(sorted([record.name, list(record.shape), record.dtype, record.digest] for record in self.tensors))
 
 
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """32 hex digits of blake3 over the tensor's bytes in row-major order: an id for finding mistakes, at several gigabytes a second."""
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    threads = blake3.AUTO if data.nbytes >= _THREADED_BYTES else 1
-    return blake3(data, max_threads=threads).hexdigest(length=_DIGEST_BYTES)
-
-
 def tensor_record(name: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of one tensor; reads its bytes once."""
-    return TensorRecord(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.nbytes, tensor_digest(tensor))
+    return replace(_undigested(name, tensor), digest=tensor_digest(tensor))
+
+
+def _undigested(name: str, tensor: torch.Tensor) -> TensorRecord:
+    return TensorRecord(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.nbytes, "")
 
 
 class SentStream(Iterator[tuple[str, torch.Tensor]]):
@@ -110,16 +102,32 @@ class SentStream(Iterator[tuple[str, torch.Tensor]]):
 
     def __init__(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._named_tensors = iter(named_tensors)
-        self.records: dict[str, TensorRecord] = {}
-        """Of the tensors that have passed; of a repeated name the last."""
+        self._records: dict[str, TensorRecord] = {}
+        self._started: list[tuple[TensorRecord, StartedDigest]] = []
         self.digest_s = 0.0
 
     def __next__(self) -> tuple[str, torch.Tensor]:
         name, tensor = next(self._named_tensors)
         started_s = time.perf_counter()
-        self.records[name] = tensor_record(name, tensor)
+        self._started.append((_undigested(name, tensor), start(tensor)))
         self.digest_s += time.perf_counter() - started_s
         return name, tensor
+
+    @property
+    def records(self) -> Mapping[str, TensorRecord]:
+        """Of the tensors that have passed; of a repeated name the last. Waits for a device that still computes digests."""
+        if self._started:
+            started_s = time.perf_counter()
+            digests = finish([started for _, started in self._started])
+            self._records |= {record.name: replace(record, digest=digest) for (record, _), digest in zip(self._started, digests, strict=True)}
+            self._started.clear()
+            self.digest_s += time.perf_counter() - started_s
+        return self._records
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """By name, of the tensors that have passed."""
+        return {name: record.digest for name, record in self.records.items()}
 
 
 class VerifiedStream(Iterator[tuple[str, torch.Tensor]]):

@@ -27,7 +27,8 @@ from pivotrl.rollouts import vllm as vllm_module
 from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _held_wider, _repack
-from pivotrl.weights.manifest import VerifiedStream, tensor_digest, tensor_record
+from pivotrl.weights.digest import tensor_digest
+from pivotrl.weights.manifest import VerifiedStream, tensor_record
 from pivotrl.weights.push import push
 
 CONFIG = VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8)

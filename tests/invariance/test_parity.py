@@ -30,7 +30,8 @@ from pivotrl.rundir import read_jsonl
 from pivotrl.training.parity import Gated, ParityGate
 from pivotrl.training.protocols import StepData
 from pivotrl.types import Action, Completion, Message, ParseOutcome, Role, State, ToolOrigin, Verdict
-from pivotrl.weights.manifest import TensorSpec, WeightCensus, tensor_digest
+from pivotrl.weights.digest import tensor_digest
+from pivotrl.weights.manifest import TensorSpec, WeightCensus
 
 SAMPLING = SamplingConfig(temperature=0.8, max_new_tokens=8, truncated="mask")
 

@@ -19,7 +19,7 @@ from pivotrl.training.parity_findings import (
     unlike_replica,
     weights_finding,
 )
-from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.digest import tensor_digest
 
 LIMITS = Limits(1e-3)
 

@@ -20,7 +20,7 @@ from pivotrl.rollouts.decoding import plan_batches, sample_tokens, uniforms
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.types import Completion
-from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.digest import tensor_digest
 
 
 def build(model: LlamaForCausalLM, *, batch_size: int = 16, stop_token_ids: Sequence[int] = (STOP,)) -> TransformersEngine:

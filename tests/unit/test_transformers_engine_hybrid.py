@@ -29,7 +29,7 @@ from pivotrl.rollouts import transformers_engine
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.transformers_engine import TransformersEngine
 from pivotrl.types import Completion
-from pivotrl.weights.manifest import tensor_digest
+from pivotrl.weights.digest import tensor_digest
 from pivotrl.weights.push import push
 
 STOP, PAD, TEMPERATURE = 1, 0, 0.9
