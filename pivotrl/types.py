@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import orjson
 
+from pivotrl.records import quickly_made
+
 
 class Role(StrEnum):
     """Who speaks in a message."""
@@ -92,6 +94,7 @@ class Split(StrEnum):
     HELD_OUT = "held_out"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call of one tool, its arguments kept as the text that was written.
@@ -130,6 +133,7 @@ class Tool:
     """JSON schema of the arguments object."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation as the agent saw or wrote it.
@@ -154,6 +158,7 @@ class Message:
     """For an assistant message: what the adapter's parser made of it."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Action:
     """One whole assistant completion: the expert's or a rollout's.
@@ -208,6 +213,7 @@ class State:
     tool_origin: ToolOrigin
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One assistant turn of one trajectory, Eq. 3. Its state is `trajectory.messages[:message_index]`, not stored again."""

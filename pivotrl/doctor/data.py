@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pivotrl.config.schema import IngestConfig
 from pivotrl.doctor.findings import Findings
-from pivotrl.doctor.rows import Row, Settings, rows_of, usual_processes
+from pivotrl.doctor.rows import Rows, Settings, rows_of, usual_processes
 from pivotrl.progress import progress_bar
 from pivotrl.trajectories import registry
 from pivotrl.trajectories.audit import FormatCounts
@@ -71,7 +74,7 @@ class _Reader:
         self._num_broken, self._num_duplicates, self._first_duplicate = 0, 0, ""
         self._dropped: Counter[str] = Counter()
         self._ids, self._candidate_ids, self._train_states = IdSet(), IdSet(), IdSet()
-        self._held_out_states: dict[str, str] = {}
+        self._held_out_states: dict[int, str] = {}
         self._unoffered: Counter[str] = Counter()
         self._first_unoffered: dict[str, str] = {}
         self._chosen: list[tuple[int, int, int, Trajectory, Candidate]] = []
@@ -99,43 +102,45 @@ class _Reader:
                 self._chosen += [(draw, number, row, trajectory, candidate) for draw, row, trajectory, candidate in drawn if row in kept]
                 self._keep_smallest()
 
-    def _take(self, rows: Sequence[Row]) -> set[int]:
-        """Counts the rows of one task; the numbers of those that are no copies of earlier ones."""
-        self.seen.num_rows += len(rows)
-        readable: list[Row] = []
-        for row in rows:
-            if row.broken:
-                self._left_out(row.broken)
-            elif not row.trajectory_id:
-                self._dropped[row.dropped] += 1
-            else:
-                readable.append(row)
-        kept: set[int] = set()
-        for row, is_new in zip(readable, self._ids.add([row.trajectory_id for row in readable]), strict=True):
-            if not is_new:
-                self._num_duplicates += 1
-                self._first_duplicate = self._first_duplicate or row.where
-                continue
-            self.seen.num_trajectories += 1
-            if row.dropped:
-                self._dropped[row.dropped] += 1
-                continue
-            kept.add(row.number)
-            self._take_turns(row)
+    def _take(self, rows: Rows) -> set[int]:
+        """Counts the rows of one task; the numbers of those that count: no copies of earlier ones, no outcome that is left out."""
+        self.seen.num_rows += rows.num_rows
+        for _, place in rows.broken:
+            self._left_out(place)
+        is_new_R = self._ids.add_keys(rows.ids_R)
+        self.seen.num_trajectories += int(is_new_R.sum())
+        copies = np.flatnonzero(~is_new_R)
+        if len(copies):
+            self._num_duplicates += len(copies)
+            self._first_duplicate = self._first_duplicate or rows.places_R[int(copies[0])]
+        copied = set(rows.numbers_R[copies].tolist())
+        self._dropped.update(reason for number, reason in rows.dropped if number not in copied)
+        is_kept_R = is_new_R & rows.is_counted_R
+        self._take_turns(rows, is_kept_R)
+        kept = set(rows.numbers_R[is_kept_R].tolist())
+        places = dict(zip(rows.numbers_R.tolist(), rows.places_R, strict=True)) if rows.unoffered else {}
+        for number, name, turn in rows.unoffered:
+            if number in kept:
+                self._unoffered[name] += 1
+                self._first_unoffered.setdefault(name, f"{places[number]}, turn {turn}")
         return kept
 
-    def _take_turns(self, row: Row) -> None:
-        split = Split.HELD_OUT if row.turns.is_held_out else Split.TRAIN
-        states = [f"{state:016x}" for state in row.turns.states]
-        if split is Split.TRAIN:
-            self._train_states.add(states)
-        else:
-            for state, turn in zip(states, row.turns.numbers, strict=True):
-                self._held_out_states.setdefault(state, f"{row.where}, turn {turn}")
-        for name, turn in row.unoffered:
-            self._unoffered[name] += 1
-            self._first_unoffered.setdefault(name, f"{row.where}, turn {turn}")
-        self.seen.candidates[split.value] += sum(self._candidate_ids.add([f"{one:016x}" for one in row.turns.candidates]))
+    def _take_turns(self, rows: Rows, is_kept_R: NDArray[np.bool_]) -> None:
+        is_kept_T = is_kept_R[rows.rows_T]
+        rows_T, turns_T, states_T = rows.rows_T[is_kept_T], rows.turns_T[is_kept_T], rows.states_T[is_kept_T]
+        is_held_out_T = rows.is_held_out_R[rows_T]
+        is_new_T = self._candidate_ids.add_keys(rows.ids_T[is_kept_T])
+        for split, is_its_R, is_its_T in (
+            (Split.TRAIN, ~rows.is_held_out_R, ~is_held_out_T),
+            (Split.HELD_OUT, rows.is_held_out_R, is_held_out_T),
+        ):
+            if (is_its_R & is_kept_R).any():
+                self.seen.candidates[split.value] += int((is_new_T & is_its_T).sum())
+        self._train_states.add_keys(states_T[~is_held_out_T])
+        for position in np.flatnonzero(is_held_out_T).tolist():
+            state = int(states_T[position])
+            if state not in self._held_out_states:
+                self._held_out_states[state] = f"{rows.places_R[int(rows_T[position])]}, turn {turns_T[position]}"
 
     def _keep_smallest(self) -> None:
         """Of the turns drawn so far those with the smallest draws, each once, as the first row has it."""
@@ -191,9 +196,9 @@ class _Reader:
         self._check_leak()
 
     def _check_leak(self) -> None:
-        held_out = list(self._held_out_states)
-        # `add` says of each whether it is new; asking twice about one state is not possible, a dict has it once.
-        leaked = [state for state, is_new in zip(held_out, self._train_states.add(held_out), strict=True) if not is_new]
+        held_out = np.fromiter(self._held_out_states, np.uint64, len(self._held_out_states))
+        # Whatever is not new is in the set; asking twice about one state is not possible, a dict has it once.
+        leaked = held_out[~self._train_states.add_keys(held_out)].tolist()
         if not leaked:
             return
         report = self._findings.error if len(leaked) > TOLERATED_FRAC * len(held_out) else self._findings.warn

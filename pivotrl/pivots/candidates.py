@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 
 from pivotrl.actions.terminus2 import TOOL_NAME
-from pivotrl.identity import canonical_json, derive_seed, running_id
+from pivotrl.identity import derive_seed, running_id
+from pivotrl.trajectories.encoded import Encoded
 from pivotrl.types import Action, Candidate, Domain, Message, Origin, ParseOutcome, Role, Split, State, ToolCall, Trajectory
 
 _SEED_BITS = 62
@@ -30,15 +31,26 @@ class Extraction:
     excluded: Mapping[str, int]
 
 
-def extract_candidates(trajectory: Trajectory, *, encoded_messages: Sequence[bytes], held_out_frac: float, run_seed: int) -> Extraction:
+class HashedTurn(NamedTuple):
+    """One candidate before it is a record. A tuple, since `pivotrl doctor` makes one for every turn of the data and few records."""
+
+    turn_index: int
+    message_index: int
+    state: bytes
+    """Content id of tools and messages before the turn, 16 bytes."""
+    id: bytes
+    """The candidate's id, 16 bytes."""
+    action: bytes
+    """JSON of the expert action."""
+
+
+def extract_candidates(trajectory: Trajectory, encoded: Encoded, *, held_out_frac: float, run_seed: int) -> Extraction:
     """The candidates of a trajectory in order of turn.
 
-    id_t = blake2b(json(tools) + json(message_0) + ... + json(message_{t-1}) + json(action_t)): the content id of (state, action). JSON arrays and
-    objects end where they end, so the sum is unambiguous, and one running hash serves all turns.
     Only turns that the model wrote count; greetings, demonstrations and copied context of the harness do not.
 
     Args:
-        encoded_messages: JSON of each message, which the caller stores too.
+        encoded: of the trajectory.
         held_out_frac: share of task ids held out.
 
     Raises:
@@ -46,35 +58,48 @@ def extract_candidates(trajectory: Trajectory, *, encoded_messages: Sequence[byt
     """
     split = split_of(trajectory.task_id, held_out_frac=held_out_frac, run_seed=run_seed)
     turns, excluded = eligible_turns(trajectory)
-    running = running_id(canonical_json(trajectory.tools))
+    hashed = hashed_turns(trajectory, encoded, turns)
+    return Extraction(tuple(candidate_of(trajectory, turn, split) for turn in hashed), tuple(turn.action for turn in hashed), excluded)
+
+
+def hashed_turns(trajectory: Trajectory, encoded: Encoded, turns: Sequence[tuple[int, int]]) -> list[HashedTurn]:
+    """Ids of the candidates at `turns`, which are as `eligible_turns` gives them.
+
+    id_t = blake2b(json(tools) + json(message_0) + ... + json(message_{t-1}) + json(action_t)): the content id of (state, action). JSON arrays and
+    objects end where they end, so the sum is unambiguous, and one running hash serves all turns.
+
+    Raises:
+        TypeError: for text that UTF-8 cannot hold.
+    """
+    running = running_id(encoded.tools)
     num_hashed = 0
-    candidates: list[Candidate] = []
-    encoded_actions: list[bytes] = []
+    hashed: list[HashedTurn] = []
     for turn_index, index in turns:
-        for encoded in encoded_messages[num_hashed:index]:
-            running.update(encoded)
+        running.update(b"".join(encoded.messages[num_hashed:index]))
         num_hashed = index
-        action = action_of(trajectory.messages[index])
-        # As a dict, because orjson is slow on enum fields; the bytes are those of the record.
-        encoded_action = orjson.dumps(
-            {"content": action.content, "tool_calls": action.tool_calls, "reasoning": action.reasoning, "parse": action.parse._value_}
+        message = trajectory.messages[index]
+        # As a dict, because orjson is slow on enum fields; the bytes are those of the record that `action_of` gives.
+        action = orjson.dumps(
+            {"content": message.content, "tool_calls": message.tool_calls, "reasoning": message.reasoning, "parse": message.parse._value_}
         )
         full = running.copy()
-        full.update(encoded_action)
-        candidates.append(
-            Candidate(
-                id=full.hexdigest(),
-                trajectory_id=trajectory.id,
-                task_id=trajectory.task_id,
-                domain=trajectory.domain,
-                message_index=index,
-                turn_index=turn_index,
-                split=split,
-                expert_action=action,
-            )
-        )
-        encoded_actions.append(encoded_action)
-    return Extraction(tuple(candidates), tuple(encoded_actions), excluded)
+        full.update(action)
+        hashed.append(HashedTurn(turn_index, index, running.digest(), full.digest(), action))
+    return hashed
+
+
+def candidate_of(trajectory: Trajectory, turn: HashedTurn, split: Split) -> Candidate:
+    """The record of a hashed turn."""
+    return Candidate(
+        id=turn.id.hex(),
+        trajectory_id=trajectory.id,
+        task_id=trajectory.task_id,
+        domain=trajectory.domain,
+        message_index=turn.message_index,
+        turn_index=turn.turn_index,
+        split=split,
+        expert_action=action_of(trajectory.messages[turn.message_index]),
+    )
 
 
 def eligible_turns(trajectory: Trajectory) -> tuple[list[tuple[int, int]], Counter[str]]:

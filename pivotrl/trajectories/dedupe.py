@@ -233,18 +233,32 @@ class IdSet:
             self._flush()
         return is_new
 
+    def add_keys(self, keys_N: Hashes) -> NDArray[np.bool_]:
+        """`add` for many at once: the first 64 bits of ids, shape (N,)."""
+        self._flush()
+        keys, first = np.unique(keys_N, return_index=True)
+        is_new = ~self._known(keys)
+        self._add_run(keys[is_new])
+        is_new_N = np.zeros(len(keys_N), np.bool_)
+        is_new_N[first[is_new]] = True
+        return is_new_N
+
     def _is_in_runs(self, keys: Sequence[int]) -> list[bool]:
-        if not self._runs:
-            return [False] * len(keys)
-        keys_N = np.array(keys, np.uint64)
+        return self._known(np.array(keys, np.uint64)).tolist() if self._runs else [False] * len(keys)
+
+    def _known(self, keys_N: Hashes) -> NDArray[np.bool_]:
         is_known_N = np.zeros(len(keys_N), np.bool_)
         for run in self._runs:
             is_known_N |= run[np.minimum(np.searchsorted(run, keys_N), len(run) - 1)] == keys_N
-        return is_known_N.tolist()
+        return is_known_N
 
     def _flush(self) -> None:
-        run = np.sort(np.fromiter(self._recent, np.uint64, len(self._recent)))
+        self._add_run(np.sort(np.fromiter(self._recent, np.uint64, len(self._recent))))
         self._recent.clear()
+
+    def _add_run(self, run: Hashes) -> None:
+        if not len(run):
+            return
         # Runs at least halve in length from first to last, so there are at most log2(n) of them.
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = np.sort(np.concatenate((self._runs.pop(), run)))

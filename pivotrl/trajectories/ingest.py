@@ -8,7 +8,6 @@ because redoing thousands of large files for one kill is hours.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,15 @@ from pivotrl.trajectories import registry, store
 from pivotrl.trajectories.audit import UNKNOWN_FORMAT, FormatCounts, audit_json, sum_counts
 from pivotrl.trajectories.decontaminate import DecontaminationList
 from pivotrl.trajectories.dedupe import Fingerprint, IdSet, NearDuplicates, fingerprints
+from pivotrl.trajectories.encoded import Encoded
 from pivotrl.trajectories.files import discover, printable_name
 from pivotrl.trajectories.parts import PARTS, Part, clean_up, merge, retire_parts
 from pivotrl.trajectories.plan import ReadTask, plan_tasks, work_units
-from pivotrl.trajectories.prepare import REMEMBERED_PROMPTS, LeftOut, Prepared, no_cycle_collection, prepared_rows
+from pivotrl.trajectories.prepare import LeftOut, Prepared, no_cycle_collection, prepared_rows
 from pivotrl.trajectories.source import RowDropped, RowQuarantined
 from pivotrl.trajectories.streams import MB, Meter, metered
 from pivotrl.trajectories.tools import load_tools
-from pivotrl.types import Message, Outcome, Role, Tool, Trajectory
+from pivotrl.types import Outcome, Tool, Trajectory
 
 AUDIT = "audit.json"
 # Small files share a work unit up to this size; a larger file is a unit of its own.
@@ -197,9 +197,8 @@ class _Ingester:
         counts.repairs.update(item.repairs)
         counts.secrets.update(item.secrets)
         is_remembered = self._admit(item, mark)
-        encoded = [_encoded_prompt(message) if message.role is Role.SYSTEM else store.encode_message(message) for message in trajectory.messages]
-        part.add(trajectory, b"[" + b",".join(encoded) + b"]", mark if is_remembered else None)
-        self._take_candidates(part, trajectory, encoded, counts)
+        part.add(trajectory, item.encoded.all_messages, mark if is_remembered else None)
+        self._take_candidates(part, trajectory, item.encoded, counts)
         self._num_kept += 1
         counts.kept += 1
         counts.kept_assistant_turns += item.num_expert_turns
@@ -207,13 +206,13 @@ class _Ingester:
         counts.domains[trajectory.domain.value] += 1
         counts.tool_origins[trajectory.tool_origin.value] += 1
 
-    def _take_candidates(self, part: Part, trajectory: Trajectory, encoded: Sequence[bytes], counts: FormatCounts) -> None:
+    def _take_candidates(self, part: Part, trajectory: Trajectory, encoded: Encoded, counts: FormatCounts) -> None:
         if trajectory.outcome.value not in self._config.outcomes:
             eligible, excluded = eligible_turns(trajectory)
             counts.turns_excluded.update(excluded)
             counts.turns_excluded[f"outcome {trajectory.outcome.value}"] += len(eligible)
             return
-        extraction = extract_candidates(trajectory, encoded_messages=encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
+        extraction = extract_candidates(trajectory, encoded, held_out_frac=self._config.held_out_frac, run_seed=self._run_seed)
         counts.turns_excluded.update(extraction.excluded)
         is_new = self._candidate_ids.add([candidate.id for candidate in extraction.candidates])
         for candidate, action, new in zip(extraction.candidates, extraction.encoded_actions, is_new, strict=True):
@@ -241,11 +240,6 @@ class _Ingester:
         if not self._near.admit(mark, group=_OUTCOME_GROUPS[trajectory.outcome.value]):
             raise RowDropped("near duplicate")
         return True
-
-
-@functools.lru_cache(maxsize=REMEMBERED_PROMPTS)
-def _encoded_prompt(message: Message) -> bytes:
-    return store.encode_message(message)
 
 
 def _require_paths(paths: Sequence[Path]) -> None:

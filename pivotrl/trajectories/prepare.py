@@ -15,15 +15,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
-from pivotrl.identity import content_id
+from pivotrl.trajectories.encoded import REMEMBERED_PROMPTS, Encoded, encode_trajectory
 from pivotrl.trajectories.files import printable_name, sharing_rows
 from pivotrl.trajectories.plan import ReadTask
 from pivotrl.trajectories.secrets import may_hold_secret, redact_messages
 from pivotrl.trajectories.source import Adapter, Converted, RawRow, RowDropped, RowQuarantined
 from pivotrl.types import Domain, Message, Origin, Role, Tool, Trajectory
-
-REMEMBERED_PROMPTS = 64
-"""Size of caches over system prompts: the same long one comes with every trajectory of a harness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,7 @@ class Prepared:
     """One readable row."""
 
     trajectory: Trajectory
+    encoded: Encoded
     repairs: tuple[str, ...]
     secrets: Mapping[str, int]
     """Secrets redacted, by kind."""
@@ -112,7 +110,7 @@ def _shared_rows(
 
 
 def _prepared(row: RawRow, converted: Converted, domain: Domain | None) -> Prepared:
-    trajectory = converted.trajectory
+    trajectory, encoded = converted.trajectory, converted.encoded
     if domain is not None:
         trajectory = dataclasses.replace(trajectory, domain=domain)
     if printable_name(trajectory.source_file) != trajectory.source_file:
@@ -120,9 +118,9 @@ def _prepared(row: RawRow, converted: Converted, domain: Domain | None) -> Prepa
     texts, num_expert_turns, num_harness_turns = _texts(trajectory.messages)
     secrets: Counter[str] = Counter()
     if may_hold_secret(texts.said) or may_hold_secret(texts.seen) or any(map(_prompt_may_hold_secret, texts.prompts)):
-        trajectory, secrets = _redacted(trajectory)
+        trajectory, encoded, secrets = _redacted(trajectory, encoded)
         texts = _texts(trajectory.messages)[0]
-    return Prepared(trajectory, (*row.repairs, *converted.repairs), secrets, texts, num_expert_turns, num_harness_turns)
+    return Prepared(trajectory, encoded, (*row.repairs, *converted.repairs), secrets, texts, num_expert_turns, num_harness_turns)
 
 
 def _texts(messages: Sequence[Message]) -> tuple[Texts, int, int]:
@@ -172,14 +170,15 @@ def _failure(error: Exception) -> str:
     return f"adapter failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _redacted(trajectory: Trajectory) -> tuple[Trajectory, Counter[str]]:
+def _redacted(trajectory: Trajectory, encoded: Encoded) -> tuple[Trajectory, Encoded, Counter[str]]:
     """The trajectory without its secrets, under the id of what is left."""
     messages, secrets = redact_messages(trajectory.messages)
     if not secrets:
-        return trajectory, secrets
-    new_id = content_id(messages, trajectory.tools)
+        return trajectory, encoded, secrets
+    encoded = encode_trajectory(messages, trajectory.tools)
+    new_id = encoded.content_id()
     task_id = new_id if trajectory.task_id == trajectory.id else trajectory.task_id
-    return dataclasses.replace(trajectory, id=new_id, task_id=task_id, messages=messages), secrets
+    return dataclasses.replace(trajectory, id=new_id, task_id=task_id, messages=messages), encoded, secrets
 
 
 @functools.lru_cache(maxsize=REMEMBERED_PROMPTS)

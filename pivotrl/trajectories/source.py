@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pivotrl.trajectories.encoded import Encoded
 from pivotrl.types import Tool, Trajectory
 
 
@@ -77,6 +78,8 @@ class Converted:
 
     trajectory: Trajectory
     repairs: tuple[str, ...]
+    encoded: Encoded
+    """Of the trajectory's messages and tools."""
 
 
 class Adapter(Protocol):

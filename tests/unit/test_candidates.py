@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from pivotrl.pivots.candidates import Extraction, extract_candidates, split_of, state_of
+from pivotrl.trajectories.encoded import encode_trajectory
 from pivotrl.trajectories.store import encode
 from pivotrl.types import Domain, Message, Origin, Outcome, ParseOutcome, Role, Split, State, Tool, ToolCall, ToolOrigin, Trajectory
 
@@ -37,8 +38,7 @@ def trajectory(domain: Domain, *messages: Message, task_id: str = "t") -> Trajec
 
 
 def extract(source: Trajectory, held_out_frac: float = 0.0) -> Extraction:
-    encoded = [encode(message) for message in source.messages]
-    return extract_candidates(source, encoded_messages=encoded, held_out_frac=held_out_frac, run_seed=7)
+    return extract_candidates(source, encode_trajectory(source.messages, source.tools), held_out_frac=held_out_frac, run_seed=7)
 
 
 def indices(source: Trajectory) -> list[int]:

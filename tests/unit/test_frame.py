@@ -16,7 +16,21 @@ PACKAGE = ROOT / "pivotrl"
 
 # Lower tiers first; a module may import its own tier and those below (DESIGN section 2).
 TIERS = (
-    {"types", "identity", "errors", "metrics", "progress", "console", "locks", "child_process", "rundir", "artifacts", "config", "actions"},
+    {
+        "types",
+        "records",
+        "identity",
+        "errors",
+        "metrics",
+        "progress",
+        "console",
+        "locks",
+        "child_process",
+        "rundir",
+        "artifacts",
+        "config",
+        "actions",
+    },
     {"trajectories", "pivots", "verifiers", "objective"},
     {"rollouts", "megatron", "weights", "worlds"},
     {"profiling", "training", "evaluation", "observability", "planning", "gym", "launching", "sweeping"},

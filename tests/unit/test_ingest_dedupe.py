@@ -196,7 +196,10 @@ class TestIdSet:
             for entry in batch:
                 expected.append(entry not in known)
                 known.add(entry)
-            assert ids.add(batch) == expected
+            if rng.random() < 0.5:
+                assert ids.add(batch) == expected
+            else:
+                assert ids.add_keys(np.array([int(entry[:16], 16) for entry in batch], np.uint64)).tolist() == expected
 
 
 class TestDecontamination:

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pivotrl.identity import canonical_json, content_id
 from pivotrl.trajectories import store
+from pivotrl.trajectories.encoded import encode_trajectory
 from pivotrl.types import Action, Candidate, Domain, Message, Origin, Outcome, ParseOutcome, Role, Split, Tool, ToolCall, ToolOrigin, Trajectory
 
 # Any code point at all: lone surrogates, NUL, U+2028 included.
@@ -41,7 +43,20 @@ TOOLS = st.builds(Tool, TEXT, TEXT, st.dictionaries(st.text(max_size=3), JSON, m
 @given(st.lists(MESSAGES, max_size=3).map(tuple))
 def test_messages_survive(messages: tuple[Message, ...]) -> None:
     assert store.decode_messages(store.encode(messages)) == messages
-    assert [store.encode_message(message) for message in messages] == [store.encode(message) for message in messages]
+
+
+@given(st.lists(MESSAGES, max_size=3).map(tuple), st.lists(TOOLS, max_size=2).map(tuple))
+def test_what_is_encoded_once_is_what_is_stored_and_what_the_id_is_of(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> None:
+    try:
+        expected = content_id(messages, tools)
+    except TypeError:
+        with pytest.raises(TypeError):
+            encode_trajectory(messages, tools)
+        return
+    encoded = encode_trajectory(messages, tools)
+    assert encoded.content_id() == expected
+    assert encoded.all_messages == store.encode(messages)
+    assert encoded.tools == canonical_json(tools)
 
 
 @given(st.lists(TOOLS, max_size=2).map(tuple))

@@ -72,6 +72,10 @@ def add_assistant(conversation: Conversation, message: Mapping[str, Any], *, ori
         parse = ParseOutcome.PARSED if is_well_formed else ParseOutcome.MALFORMED
         conversation.assistant(text, calls, reasoning=reasoning, origin=origin, parse=parse)
         return
+    if "<" not in text:
+        # No tag of any format: what most turns are.
+        conversation.assistant(text, reasoning=reasoning, origin=origin)
+        return
     action = read_text_action(text, tools)
     conversation.assistant(action.content, action.tool_calls, reasoning=_joined(reasoning, action.reasoning), origin=origin, parse=action.parse)
 
@@ -125,8 +129,8 @@ def read_call(raw: Any) -> tuple[ToolCall, bool]:
     function = entry.get("function")
     body: dict[str, Any] = function if isinstance(function, dict) else entry
     name = function if isinstance(function, str) else body.get("name")
-    arguments = next((body[key] for key in _ARGUMENT_KEYS if key in body), "")
-    call_id = as_id(next((entry[key] for key in _ID_KEYS if entry.get(key)), None))
+    arguments = body["arguments"] if "arguments" in body else next((body[key] for key in _ARGUMENT_KEYS if key in body), "")
+    call_id = as_id(entry.get("id") or next((entry[key] for key in _ID_KEYS if entry.get(key)), None))
     text, is_object = arguments_text(arguments)
     is_named = isinstance(name, str) and name != ""
     return ToolCall(name if isinstance(name, str) else "", text, call_id), is_object and is_named
