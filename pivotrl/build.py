@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pivotrl.artifacts import Selection, read_artifact
 from pivotrl.build_verifiers import build_verifier
@@ -29,6 +29,8 @@ from pivotrl.rollouts.engine import EngineError
 from pivotrl.rundir import Stage
 
 if TYPE_CHECKING:
+    from pivotrl.gym.episode_rows import EpisodeRow
+    from pivotrl.gym.player import GymPlayer
     from pivotrl.rollouts.engine import Engine
     from pivotrl.rollouts.local import LocalSampler
     from pivotrl.rollouts.render import Renderer
@@ -199,6 +201,41 @@ def open_sampler(loaded: LoadedRecipe, run: Path, checkpoint: Path) -> Iterator[
         yield opened
     finally:
         opened.engine.close()
+
+
+def environment_rows(loaded: LoadedRecipe, run: Path, key: Literal["train_rows", "test_rows"]) -> tuple[EpisodeRow, ...]:
+    """The environment's rows of a key.
+
+    Raises:
+        UserError: for a path or a row that cannot be read.
+    """
+    from pivotrl.gym.episode_rows import read_episode_rows
+
+    config = loaded.recipe.environment
+    assert config is not None, "the schema demands an environment section"
+    return read_episode_rows(expand_all(loaded, run, getattr(config, key)), key=f"environment.{key}")
+
+
+@contextmanager
+def open_player(loaded: LoadedRecipe, run: Path, rows: Sequence[EpisodeRow], sampler: LocalSampler) -> Iterator[GymPlayer]:
+    """The environment's servers, and what plays rows there with a sampler's engine; ended with the block.
+
+    Raises:
+        UserError: where the policy's port is taken, or the servers know no agent of a row.
+        InfraLimitError: where the servers do not come up.
+    """
+    from pivotrl.gym.player import opened
+
+    config = loaded.recipe.environment
+    assert config is not None, "the schema demands an environment section"
+
+    def command(policy_base_url: str) -> list[str] | None:
+        words = config.command
+        return None if words is None else [loaded.expand_text(word, run).replace("{policy_base_url}", policy_base_url) for word in words]
+
+    where = {"command": command, "directory": run / "environment", "run_seed": loaded.recipe.seed}
+    with opened(config, rows, sampler.engine, sampler.renderer, **where) as player:
+        yield player
 
 
 def trainer(loaded: LoadedRecipe, checkpoint: Path, config: SftConfig | TrainConfig, *, with_reference: bool) -> PolicyTrainer:

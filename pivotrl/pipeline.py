@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl import build
+from pivotrl.config.environment import WHERE_PLAYED
 from pivotrl.config.load import RECIPE_FILE, LoadedRecipe, load_recipe
-from pivotrl.config.schema import GgufModel, HeldOutSuite, IngestConfig, MegatronModel, ScratchModel
+from pivotrl.config.schema import EnvironmentSuite, GgufModel, HeldOutSuite, IngestConfig, MegatronModel, ScratchModel
 from pivotrl.console import results_console
 from pivotrl.errors import UserError
 from pivotrl.identity import content_id, file_id
@@ -274,7 +275,12 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
         # An SFT baseline has no profile: its held-out turns are those that one would have kept.
         inputs["ingest"] = output_hash(Stage.require(run, "ingest"))
         sections.append("profile")
-    stage = open_stage(loaded, run, "eval", sections, inputs)
+    rows: tuple[Any, ...] = ()
+    if plays := any(isinstance(suite, EnvironmentSuite) for suite in recipe.eval.suites):
+        rows = build.environment_rows(loaded, run, "test_rows")
+        inputs["rows"] = content_id([row.id for row in rows])
+        sections.append("environment")
+    stage = open_stage(loaded, run, "eval", sections, inputs, WHERE_PLAYED if plays else ())
     if stage is None:
         return
     build.set_threads(loaded)
@@ -295,6 +301,8 @@ def _eval(loaded: LoadedRecipe, run: Path) -> None:
             sampling=recipe.sampling,
             max_prompt_tokens=recipe.render.max_prompt_tokens,
             run_seed=recipe.seed,
+            open_player=lambda sampler: build.open_player(loaded, run, rows, sampler),
+            environment_rows=rows,
             diagnose=diagnosis(loaded, run, reference=reference, trained=trained),
         ),
     )

@@ -47,7 +47,11 @@ class LoadedRecipe:
 
     def expand(self, path: str, run: Path) -> Path:
         """A path of the recipe with `{recipe}` and `{run}` replaced."""
-        return Path(path.replace("{recipe}", str(self.directory)).replace("{run}", str(run)))
+        return Path(self.expand_text(path, run))
+
+    def expand_text(self, text: str, run: Path) -> str:
+        """A word of the recipe with `{recipe}` and `{run}` replaced."""
+        return text.replace("{recipe}", str(self.directory)).replace("{run}", str(run))
 
     def section(self, *names: str) -> dict[str, Any]:
         """JSON-ready dump of some sections, for a stage's manifest."""

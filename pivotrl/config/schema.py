@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from pivotrl.config.diagnostics import DiagnosticsConfig
 from pivotrl.config.engines import EngineConfig, PlacementConfig, ScriptedEngineConfig, WeightSyncConfig
 from pivotrl.config.engines import InProcessPlacement as InProcessPlacement
+from pivotrl.config.environment import EnvironmentConfig
 from pivotrl.config.gym_verifiers import GymTerminusVerifierConfig
 from pivotrl.config.launch import LaunchConfig
 from pivotrl.config.parallel import MoeConfig as MoeConfig
@@ -209,6 +210,14 @@ class WorldSuite(Section):
     """Episodes per test task."""
 
 
+class EnvironmentSuite(Section):
+    """Mean reward of whole episodes of the recipe's environment on its test rows, the benchmark's own score where the rows are a benchmark's."""
+
+    type: Literal["environment"]
+    num_samples: PositiveInt
+    """Episodes per test row."""
+
+
 class SkillsSuite(Section):
     """Out-of-domain skills of the recipe's world: what must not be forgotten."""
 
@@ -217,7 +226,7 @@ class SkillsSuite(Section):
     """Questions, the same ones for every checkpoint."""
 
 
-type SuiteConfig = Annotated[HeldOutSuite | WorldSuite | SkillsSuite, Field(discriminator="type")]
+type SuiteConfig = Annotated[HeldOutSuite | WorldSuite | EnvironmentSuite | SkillsSuite, Field(discriminator="type")]
 
 
 class EvalConfig(Section):
@@ -251,6 +260,8 @@ class Recipe(Section):
     """The SFT checkpoint to start from, or a model to train from scratch."""
     world: WorldConfig | None = None
     """A world that writes the trajectories, or None where `ingest.paths` names files."""
+    environment: EnvironmentConfig | None = None
+    """Environments with agents of their own that play whole episodes, or None."""
     ingest: IngestConfig
     """Trajectories in."""
     render: RenderConfig
@@ -284,10 +295,16 @@ class Recipe(Section):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a whole run in order: an SFT baseline ends with `sft`, end-to-end RL has no pivots."""
+        """The stages of a whole run in order: an SFT baseline ends with `sft`, end-to-end RL has no pivots, and in an environment no trajectories."""
         pivots = ("profile", "select") if self.train.episodes is None else ()
         learning = (*pivots, "train") if self.eval.of == "train" else ()
-        return ("ingest", *(("sft",) if self.sft is not None else ()), *learning, "eval", "report")
+        reads_none = self.eval.of == "train" and self.plays_environment and (self.sft is None or not self.sft.use_ingested)
+        return (*(() if reads_none else ("ingest",)), *(("sft",) if self.sft is not None else ()), *learning, "eval", "report")
+
+    @property
+    def plays_environment(self) -> bool:
+        """Whether `train` plays the rows of the environment."""
+        return self.train.episodes is not None and self.environment is not None
 
     @model_validator(mode="after")
     def _scratch_needs_sft(self) -> Recipe:
@@ -298,11 +315,23 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _episodes_need_a_world(self) -> Recipe:
+    def _environment_has_rows(self) -> Recipe:
+        if any(isinstance(suite, EnvironmentSuite) for suite in self.eval.suites) and (self.environment is None or not self.environment.test_rows):
+            raise ValueError("eval.suites names an environment suite and no environment.test_rows are given; give them, or drop the suite")
+        if self.plays_environment and self.environment is not None and not self.environment.train_rows:
+            raise ValueError("train.episodes plays the environment and no environment.train_rows are given; give them, or train on pivots")
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_are_of_one_place(self) -> Recipe:
         if self.train.episodes is None:
             return self
-        if self.world is None:
-            raise ValueError("train.episodes is set but there is no `world` to play episodes in; add a `world` section, or train on pivots")
+        if self.world is None and self.environment is None:
+            raise ValueError("train.episodes is set but there is no `world` or `environment` to play episodes in; add a section, or train on pivots")
+        if self.world is not None and self.environment is not None:
+            raise ValueError("train.episodes is set with a `world` and an `environment`; episodes are played in one of them; remove a section")
+        if self.environment is not None and self.train.episodes.max_turns is not None:
+            raise ValueError("train.episodes.max_turns is set, and an environment's agents count their turns themselves; leave max_turns out")
         if any(isinstance(suite, HeldOutSuite) for suite in self.eval.suites):
             raise ValueError("train.episodes is set and eval.suites names held_out, whose turns come from a profile; drop that suite")
         self._check_diagnostics("train.episodes is set")

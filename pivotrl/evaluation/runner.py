@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pivotrl.artifacts import EvalUnit, read_artifact
-from pivotrl.config.schema import EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
+from pivotrl.config.schema import EnvironmentSuite, EvalConfig, HeldOutSuite, SamplingConfig, SkillsSuite, SuiteConfig, WorldConfig, WorldSuite
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.evaluation import suites
 from pivotrl.evaluation.named import UNITS as UNITS
@@ -22,10 +23,10 @@ from pivotrl.evaluation.scores import difference_row, gain_row, suite_row
 from pivotrl.evaluation.suites import ItemScore, SuiteScores
 from pivotrl.progress import progress_bar
 from pivotrl.rollouts.engine import EngineError
-from pivotrl.rollouts.episodes import Limits
+from pivotrl.rollouts.episodes import EpisodePlayer, Limits
 from pivotrl.rollouts.local import LocalSampler, LocalTask
 from pivotrl.rundir import Stage, read_json, write_json, write_jsonl
-from pivotrl.worlds.protocol import TaskSplit
+from pivotrl.worlds.protocol import TaskSplit, WorldTask
 from pivotrl.worlds.registry import scripted_world
 
 SCORES, SAMPLES, DIAGNOSTICS = "scores.json", "samples.jsonl", "diagnostics.json"
@@ -50,6 +51,10 @@ class EvalInputs:
     sampling: SamplingConfig
     max_prompt_tokens: int
     run_seed: int
+    open_player: Callable[[LocalSampler], AbstractContextManager[EpisodePlayer[Any]]] | None = None
+    """Starts the environment with a policy; None where no suite plays it."""
+    environment_rows: Sequence[WorldTask] = ()
+    """What it plays."""
     diagnose: Callable[[], Mapping[str, Any]] | None = None
     """Measures what the theory says, after the suites; None: not."""
 
@@ -116,6 +121,12 @@ def _scored(suite: SuiteConfig, policy: LocalSampler, inputs: EvalInputs, max_in
             return suites.world_success(
                 policy, world, tasks, num_samples=suite.num_samples, limits=limits, run_seed=inputs.run_seed, num_shown=_NUM_SHOWN
             )
+        case EnvironmentSuite():
+            assert inputs.open_player is not None, "the caller gives one where a suite plays the environment"
+            with inputs.open_player(policy) as player:
+                return suites.environment_reward(
+                    player, inputs.environment_rows, num_samples=suite.num_samples, limits=limits, max_infra_frac=max_infra_frac, num_shown=_NUM_SHOWN
+                )
         case SkillsSuite():
             assert inputs.world is not None, "the schema demands a world section"
             name = inputs.world.skills

@@ -1,4 +1,4 @@
-"""The three suites of a recipe's evaluation, each as a function from one policy to item scores.
+"""The suites of a recipe's evaluation, each as a function from one policy to item scores.
 
 A policy is a `LocalSampler`: engine, renderer and verifier as profiling and training use them. Random numbers depend on
 item, sample and turn, never on the checkpoint, so two checkpoints are compared on paired draws. Writes no files (`runner.py` does).
@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from pivotrl.identity import content_id, derive_seed
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.episodes import EpisodeEnd, Limits, play
+from pivotrl.rollouts.episodes import EpisodeEnd, EpisodePlayer, Limits, play
 from pivotrl.rollouts.local import LocalSampler, LocalTask, counted
+from pivotrl.training.episode_groups import judged
 from pivotrl.training.groups import check_infra
 from pivotrl.types import Action, Message, ParseOutcome, Role, State, ToolOrigin, VerdictKind
 from pivotrl.worlds.protocol import World, WorldTask
@@ -129,6 +130,32 @@ def world_success[TaskT: WorldTask](
     ]
     shown = episodes[:: max(1, len(episodes) // max(1, num_shown))][:num_shown]
     samples = [_shown(name, float(episode.success), episode.state().messages, {"end": dict(episode.outcome())}) for name, episode in shown]
+    return SuiteScores(tuple(items), tuple(samples))
+
+
+def environment_reward[TaskT: WorldTask](
+    player: EpisodePlayer[TaskT], tasks: Sequence[TaskT], *, num_samples: int, limits: Limits, max_infra_frac: float, num_shown: int
+) -> SuiteScores:
+    """Reward of whole episodes that agents play elsewhere, as their environment gives it. Facets are the families of tasks.
+
+    Episodes that failed with engine or environment leave the scores, and the pairing then lacks those items. Unlike in training an episode with
+    a cut turn counts with what the environment gives it, as in the benchmark's own harness.
+
+    Raises:
+        InfraLimitError: where more than `max_infra_frac` of the episodes failed so.
+    """
+    played = player.play(tasks, num_samples, limits=limits, place=("eval", "environment"))
+    rollouts = [judged(one, index % num_samples) for index, one in enumerate(played)]
+    check_infra([rollouts], max_infra_frac=max_infra_frac, where="the environment suite")
+    families = {task.id: task.family for task in tasks}
+    items, samples = [], []
+    for one, rollout in zip(played, rollouts, strict=True):
+        if rollout.verdict.kind is VerdictKind.INFRA:
+            continue
+        name = f"{rollout.task_id}#{rollout.sample_index}"
+        items.append(ItemScore(name, rollout.task_id, families[rollout.task_id], one.reward, num_turns=len(one.turns)))
+        if rollout.sample_index == 0 and len(samples) < num_shown:
+            samples.append(_shown(name, one.reward, one.episode.state().messages, {"end": dict(one.episode.outcome())}))
     return SuiteScores(tuple(items), tuple(samples))
 
 

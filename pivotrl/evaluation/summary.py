@@ -11,8 +11,13 @@ from pivotrl.artifacts import CostManifest, DifferenceRow, Scores, SuiteRow, Tur
 from pivotrl.evaluation.runner import REFERENCE, SCORES, TRAINED
 from pivotrl.rundir import MANIFEST, Stage
 
-_TITLES = {"world": "In-domain success, whole episodes", "held_out": "In-domain reward, single turns", "skills": "Out-of-domain skills"}
-_ORDER = ("world", "held_out", "skills")
+_TITLES = {
+    "world": "In-domain success, whole episodes",
+    "environment": "In-domain reward, whole episodes",
+    "held_out": "In-domain reward, single turns",
+    "skills": "Out-of-domain skills",
+}
+_ORDER = ("world", "environment", "held_out", "skills")
 
 
 def final_table(run: Path) -> Table:

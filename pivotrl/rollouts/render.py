@@ -116,11 +116,14 @@ class Renderer:
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool] = ()) -> Action:
         """The action that generated tokens hold; never raises. One trailing stop token is taken off, other special tokens stay text."""
+        return self.template.action_format.parse(self.completion_text(token_ids), tools)
+
+    def completion_text(self, token_ids: Sequence[int]) -> str:
+        """The whole assistant text of generated tokens: thinking that the generation prompt opens in front, one trailing stop token taken off."""
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        text = self.decode(ids)
-        return self.template.action_format.parse(self.turn.opened_thinking + text, tools)
+        return self.turn.opened_thinking + self.decode(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens as it is, special tokens included: for parsing and for people."""

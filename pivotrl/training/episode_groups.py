@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pivotrl.objective.advantages import AdvantageName
-from pivotrl.rollouts.episodes import EpisodeEnd, PlayedEpisode, SampledTurn
+from pivotrl.rollouts.episodes import EndedEpisode, EpisodeEnd, PlayedEpisode, SampledTurn
 from pivotrl.rollouts.local import TRUNCATED, loss_weight
 from pivotrl.training.groups import RolloutGroup, Truncated, compared, group_metrics
 from pivotrl.types import TrainSample, Verdict
@@ -25,7 +25,7 @@ class EpisodeRollout:
     sample_index: int
     turns: tuple[SampledTurn, ...]
     verdict: Verdict
-    """OK with 1 or 0 by the final state; invalid where a turn was cut; infra where the engine failed."""
+    """OK with the episode's reward, 1 or 0 by a world's final state; invalid where a turn was cut; infra where engine or environment failed."""
     is_truncated: bool
 
 
@@ -40,15 +40,18 @@ class EpisodeGroup(RolloutGroup[EpisodeRollout]):
         return [turn for rollout in self.rollouts_G for turn in rollout.turns]
 
 
-def judged(played: PlayedEpisode, sample_index: int) -> EpisodeRollout:
+def judged(played: PlayedEpisode[EndedEpisode], sample_index: int) -> EpisodeRollout:
     """A played episode with its verdict. What outgrew a limit without a cut turn failed like any other episode that did not reach its goal."""
     match played.end:
         case EpisodeEnd.ENGINE_FAILED:
             verdict = Verdict.infra(f"engine: {played.failure}")
+        case EpisodeEnd.ENVIRONMENT_FAILED:
+            verdict = Verdict.infra(f"environment: {played.failure}")
         case EpisodeEnd.TRUNCATED:
             verdict = Verdict.invalid(TRUNCATED)
         case EpisodeEnd.CLOSED:
-            verdict = Verdict.ok(1.0, "success") if played.episode.success else Verdict.ok(0.0, "wrong final state")
+            reason = "success" if played.reward == 1.0 else "wrong final state" if played.reward == 0.0 else "partial success"
+            verdict = Verdict.ok(played.reward, reason)
         case _:
             assert played.end is not None, "an open episode has no verdict"
             verdict = Verdict.ok(0.0, played.end.value)

@@ -1,4 +1,4 @@
-"""End-to-end RL as a source: whole episodes of training tasks by the current policy, success as the reward, every sampled turn learned from.
+"""End-to-end RL as a source: whole episodes of training tasks by the current policy, their success the reward, every sampled turn learned from.
 
 Same loop, loss, trainer and files as PivotRL (`sources.PivotSource`); only where a step's data come from differs. What a step gets is a function of
 step, seed and published weights; the one thing a checkpoint holds is the number of turns sampled so far, since episodes differ in length.
@@ -6,14 +6,14 @@ step, seed and published weights; the one thing a checkpoint holds is the number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pivotrl.config.engines import WeightSyncConfig
 from pivotrl.config.schema import SamplingConfig, TrainConfig
 from pivotrl.errors import UserError
 from pivotrl.identity import derive_seed
-from pivotrl.rollouts.episodes import Limits, play
+from pivotrl.rollouts.episodes import EpisodePlayer, Limits
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.training.batching import train_batch, train_micro_batches
 from pivotrl.training.episode_groups import EpisodeGroup, episode_metrics, judged, make_episode_group, turn_rows, turn_samples
@@ -21,9 +21,12 @@ from pivotrl.training.groups import Truncated, check_infra
 from pivotrl.training.order import EpochOrder
 from pivotrl.training.probe import WeightProbe
 from pivotrl.training.protocols import PolicyTrainer, StepData
-from pivotrl.worlds.protocol import World, WorldTask
+from pivotrl.types import Message, Role, State, ToolOrigin
+from pivotrl.worlds.protocol import WorldTask
 
 _NUM_TURNS = "num_turns"
+# What new weights are probed with where no task's prompt is known.
+_GREETING = State((Message(Role.USER, "Hello."),), (), ToolOrigin.NONE)
 
 
 def training_tasks[TaskT: WorldTask](tasks: Sequence[TaskT], train_ids: frozenset[str], *, config: TrainConfig) -> list[TaskT]:
@@ -44,23 +47,35 @@ def training_tasks[TaskT: WorldTask](tasks: Sequence[TaskT], train_ids: frozense
     return kept
 
 
+def check_amount(rows: Sequence[WorldTask], config: TrainConfig) -> None:
+    """Raises UserError where an environment has fewer rows than one step takes."""
+    assert config.episodes is not None
+    if len(rows) < config.episodes.tasks_per_step:
+        raise UserError(
+            f"train.episodes.tasks_per_step is {config.episodes.tasks_per_step} and environment.train_rows has {len(rows)} different rows",
+            rule="a step takes that many different rows",
+            fix="lower it, or give more rows",
+        )
+
+
 class EpisodeSource[TaskT: WorldTask]:
     """T tasks a step, G episodes each by the current policy; the advantage of an episode goes to all its turns.
 
     Args:
-        sampler: engine and renderer; its verifier is not asked, the final state of the world is.
-        tasks: of `world`, from `training_tasks`.
-        max_prompt_tokens: an episode whose prompt outgrows it ends there, a failure.
-        seed: the run's seed; turn t of episode g of a task in step s is drawn at place ("train", s, task, g, t).
+        sampler: engine and renderer; its verifier is not asked, what played an episode is.
+        player: plays them, under the sampler's engine; a step s is the place ("train", s) of their seeds.
+        tasks: what it plays; at least train.episodes.tasks_per_step.
+        max_prompt_tokens: an episode whose prompt outgrows it ends there.
+        seed: the run's seed.
 
     Raises:
-        UserError: where a task's first prompt is too long.
+        UserError: where a task's first prompt is known and too long.
     """
 
     def __init__(
         self,
         sampler: LocalSampler,
-        world: World[TaskT],
+        player: EpisodePlayer[TaskT],
         tasks: Sequence[TaskT],
         *,
         config: TrainConfig,
@@ -70,19 +85,13 @@ class EpisodeSource[TaskT: WorldTask]:
         weight_sync: WeightSyncConfig | None = None,
     ) -> None:
         assert config.episodes is not None
-        prompts = [sampler.renderer.render_prompt(world.reset(task).state()) for task in tasks]
-        for task, prompt in zip(tasks, prompts, strict=True):
-            if len(prompt) > max_prompt_tokens:
-                raise UserError(
-                    f"the first prompt of task {task.id} has {len(prompt)} tokens and render.max_prompt_tokens is {max_prompt_tokens}",
-                    rule="an episode needs room for one turn at least",
-                    fix="raise render.max_prompt_tokens",
-                )
-        self._sampler, self._world, self._tasks, self._config, self._seed = sampler, world, tuple(tasks), config, seed
+        prompts = [prompt for task in tasks if (prompt := self._checked_prompt(player, task, max_prompt_tokens)) is not None]
+        self._sampler, self._player, self._tasks, self._config = sampler, player, tuple(tasks), config
         self._truncated: Truncated = sampling.truncated
         self._limits = Limits(max_prompt_tokens, sampling.max_new_tokens, sampling.temperature, config.episodes.max_turns, ends_at_cut=True)
         self._order = EpochOrder(len(tasks), config.episodes.tasks_per_step, derive_seed(seed, "episodes"))
-        self._probe = WeightProbe(prompts[0], weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
+        probed = prompts[0] if prompts else sampler.renderer.render_prompt(_GREETING)
+        self._probe = WeightProbe(probed, weight_sync or WeightSyncConfig(), temperature=sampling.temperature, seed=seed)
         self._num_turns = 0
 
     def batch(self, step: int) -> StepData:
@@ -128,14 +137,22 @@ class EpisodeSource[TaskT: WorldTask]:
         self._num_turns = position[_NUM_TURNS]
         self.publish(trainer, trainer.steps_done)
 
+    @staticmethod
+    def _checked_prompt(player: EpisodePlayer[TaskT], task: TaskT, max_prompt_tokens: int) -> tuple[int, ...] | None:
+        prompt = player.first_prompt(task)
+        if prompt is not None and len(prompt) > max_prompt_tokens:
+            raise UserError(
+                f"the first prompt of task {task.id} has {len(prompt)} tokens and render.max_prompt_tokens is {max_prompt_tokens}",
+                rule="an episode needs room for one turn at least",
+                fix="raise render.max_prompt_tokens",
+            )
+        return prompt
+
     def _sample(self, step: int) -> list[EpisodeGroup]:
         size = self._config.group_size
         tasks = [self._tasks[i] for i in self._order.items(self._number(step))]
-        places = [(task.id, sample) for task in tasks for sample in range(size)]
-        seed_of: Callable[[int, int], int] = lambda index, turn: derive_seed(self._seed, "train", step, *places[index], turn)  # noqa: E731
-        episodes = [self._world.reset(task) for task in tasks for _ in range(size)]
-        played = play(self._sampler.engine, self._sampler.renderer, episodes, limits=self._limits, seed_of=seed_of)
-        rollouts = [judged(one, sample) for one, (_, sample) in zip(played, places, strict=True)]
+        played = self._player.play(tasks, size, limits=self._limits, place=("train", step))
+        rollouts = [judged(one, index % size) for index, one in enumerate(played)]
         return [
             make_episode_group(task.id, rollouts[number * size : (number + 1) * size], method=self._config.advantage, truncated=self._truncated)
             for number, task in enumerate(tasks)

@@ -1,24 +1,28 @@
-"""The stage `train`, wired: GRPO on pivots, or on whole episodes where the recipe has `train.episodes`.
+"""The stage `train`, wired: GRPO on pivots, or on whole episodes of a world or an environment where the recipe has `train.episodes`.
 
 The work is in pivotrl/training/. Called by pipeline.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pivotrl import build
+from pivotrl.config.environment import WHERE_PLAYED
 from pivotrl.config.load import LoadedRecipe
 from pivotrl.config.schema import Recipe
+from pivotrl.identity import content_id
 from pivotrl.pipeline import checkpoint_hash, open_stage, template_hash
 from pivotrl.pivots.dataset import PivotStore
 from pivotrl.profiling.tasks import local_tasks
+from pivotrl.rollouts.episodes import EpisodePlayer, WorldPlayer
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rundir import Stage, output_hash
 from pivotrl.training.ahead import sampling_ahead
 from pivotrl.training.checks import Checks
 from pivotrl.training.curve import SuccessCurve
-from pivotrl.training.episodes import EpisodeSource, training_tasks
+from pivotrl.training.episodes import EpisodeSource, check_amount, training_tasks
 from pivotrl.training.parity import gated
 from pivotrl.training.sources import PivotSource
 from pivotrl.training.stages import run_train
@@ -26,7 +30,7 @@ from pivotrl.training.validation import Validation
 from pivotrl.trajectories.store import CandidateStore, TrajectoryStore
 from pivotrl.types import Split
 from pivotrl.verbs.reprofile import pivot_sets, training_alone
-from pivotrl.worlds.protocol import TaskSplit
+from pivotrl.worlds.protocol import TaskSplit, WorldTask
 from pivotrl.worlds.registry import scripted_world
 
 _SECTIONS = ("train", "render", "engine", "sampling", "verifier", "num_threads")
@@ -38,13 +42,16 @@ def run_train_stage(loaded: LoadedRecipe, run: Path) -> None:
     Raises:
         UserError: where another process trains in the run, or an earlier stage has not been run.
     """
-    is_on_episodes = loaded.recipe.train.episodes is not None
-    Stage.require(run, "ingest" if is_on_episodes else "select")
+    recipe = loaded.recipe
+    if not recipe.plays_environment:
+        Stage.require(run, "select" if recipe.train.episodes is None else "ingest")
     with training_alone(run):
-        if is_on_episodes:
+        if recipe.train.episodes is None:
+            _train_on_pivots(loaded, run)
+        elif recipe.environment is None:
             _train_on_episodes(loaded, run)
         else:
-            _train_on_pivots(loaded, run)
+            _train_in_environment(loaded, run)
 
 
 def _train_on_pivots(loaded: LoadedRecipe, run: Path) -> None:
@@ -94,18 +101,39 @@ def _train_on_episodes(loaded: LoadedRecipe, run: Path) -> None:
     tasks = training_tasks(drawn, train_ids, config=config)
     build.set_threads(loaded)
     with build.open_sampler(loaded, run, reference) as sampler:
-        source = EpisodeSource(
-            sampler,
-            world,
-            tasks,
-            config=config,
-            sampling=recipe.sampling,
-            max_prompt_tokens=recipe.render.max_prompt_tokens,
-            seed=recipe.seed,
-            weight_sync=recipe.weight_sync,
-        )
-        trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
-        run_train(stage, trainer, source, config=config, sampling=recipe.sampling, checks=Checks(curve=_curve(recipe, sampler)))
+        _learn(loaded, stage, sampler, WorldPlayer(world, sampler.engine, sampler.renderer, run_seed=recipe.seed), tasks, reference)
+
+
+def _train_in_environment(loaded: LoadedRecipe, run: Path) -> None:
+    recipe, reference = loaded.recipe, build.reference_checkpoint(loaded, run)
+    rows = build.environment_rows(loaded, run, "train_rows")
+    check_amount(rows, recipe.train)
+    inputs = {"rows": content_id([row.id for row in rows]), "reference": checkpoint_hash(reference), "chat_template": template_hash(loaded, run)}
+    stage = open_stage(loaded, run, "train", (*_SECTIONS, "environment"), inputs, WHERE_PLAYED)
+    if stage is None:
+        return
+    build.set_threads(loaded)
+    with build.open_sampler(loaded, run, reference) as sampler, build.open_player(loaded, run, rows, sampler) as player:
+        _learn(loaded, stage, sampler, player, rows, reference)
+
+
+def _learn[TaskT: WorldTask](
+    loaded: LoadedRecipe, stage: Stage, sampler: LocalSampler, player: EpisodePlayer[TaskT], tasks: Sequence[TaskT], reference: Path
+) -> None:
+    """End-to-end RL on tasks."""
+    recipe, config = loaded.recipe, loaded.recipe.train
+    source = EpisodeSource(
+        sampler,
+        player,
+        tasks,
+        config=config,
+        sampling=recipe.sampling,
+        max_prompt_tokens=recipe.render.max_prompt_tokens,
+        seed=recipe.seed,
+        weight_sync=recipe.weight_sync,
+    )
+    trainer = build.trainer(loaded, reference, config, with_reference=config.kl.beta > 0)
+    run_train(stage, trainer, source, config=config, sampling=recipe.sampling, checks=Checks(curve=_curve(recipe, sampler)))
 
 
 def _curve(recipe: Recipe, sampler: LocalSampler) -> SuccessCurve | None:

@@ -20,7 +20,7 @@ from pivotrl.identity import derive_seed
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.metrics import check_name
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.episodes import Limits, play
+from pivotrl.rollouts.episodes import Limits, WorldPlayer, play
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.scripted import ScriptedEngine
@@ -120,9 +120,10 @@ def config_of(**changes: object) -> TrainConfig:
 def source_of(
     engine: Any, config: TrainConfig, *, num_tasks: int = 1, truncated: str = "zero", max_prompt_tokens: int = 40
 ) -> EpisodeSource[DigitTask]:
+    policy = Policy(engine)
     return EpisodeSource(
-        cast(LocalSampler, Policy(engine)),
-        cast(World[DigitTask], DigitWorld()),
+        cast(LocalSampler, policy),
+        WorldPlayer(cast(World[DigitTask], DigitWorld()), engine, policy.renderer, run_seed=SEED),
         [DigitTask(f"task-{i}", 4 + i) for i in range(num_tasks)],
         config=config,
         sampling=sampling_config(truncated),
@@ -306,7 +307,7 @@ def test_what_makes_no_sense_without_pivots_is_refused() -> None:
     with pytest.raises(UserError, match="held_out, whose turns come from a profile"):
         load_recipe(RECIPES / "world_terminal", ["train.episodes={tasks_per_step: 2}"])
     without = ("train.validation=null", "train.parity=null", "eval.suites=[]")
-    with pytest.raises(UserError, match=r"no `world` to play episodes in"):
+    with pytest.raises(UserError, match=r"no `world` or `environment` to play episodes in"):
         load_recipe(RECIPES / "smollm2_tool_calls", ["ingest.paths=[x]", "train.episodes={tasks_per_step: 2}", *without])
     words = ["train.episodes={tasks_per_step: 2}", "eval.suites=[{type: world, num_samples: 1}]"]
     with pytest.raises(UserError, match=r"leave eval.diagnostics out"):
