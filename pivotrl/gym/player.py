@@ -5,7 +5,8 @@ parsed here by the recipe's renderer and engine, and goes back with a ticket; th
 turns belong together by what the agent itself says. Nothing of an agent's text is encoded again.
 
 Results depend on the environment, which need not be deterministic. What is drawn does not depend on timing: the k-th sample of a prompt in
-a step has the k-th seed of that prompt, and the episodes of a task are put in the order of their tokens.
+a step has the k-th seed of that prompt, and the episodes of a task are put in the order of their tokens. Log-probs do in their last digits,
+as far as which turns meet in a batch does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -155,12 +157,8 @@ class GymPlayer:
     def _answer(self, asked: Sequence[Asked], collection: _Collection) -> None:
         """One batch of turns."""
         requests: list[tuple[Asked, GenerationRequest]] = []
-        for one in asked:
-            try:
-                prompt = self._renderer.render_prompt(one.request.state)
-            except UnrenderableState as error:
-                one.refuse(f"the chat template refuses the conversation: {error}")
-                continue
+        # In the order of the prompts, not of arrival: an engine's log-probs depend on its batch in their last digits.
+        for prompt, one in sorted(self._rendered(asked), key=itemgetter(0)):
             if one.is_tokenize:
                 limit = collection.limits.max_prompt_tokens + collection.limits.max_new_tokens
                 one.answer({"tokens": list(prompt), "count": len(prompt), "max_model_len": limit})
@@ -194,6 +192,14 @@ class GymPlayer:
                     reasoning=self._config.reasoning,
                 )
             )
+
+    def _rendered(self, asked: Sequence[Asked]) -> Iterator[tuple[tuple[int, ...], Asked]]:
+        """Prompts of the requests that have one; the others are refused."""
+        for one in asked:
+            try:
+                yield self._renderer.render_prompt(one.request.state), one
+            except UnrenderableState as error:
+                one.refuse(f"the chat template refuses the conversation: {error}")
 
     def _request(self, prompt: tuple[int, ...], cap: int | None, collection: _Collection) -> GenerationRequest:
         key = content_id(prompt)

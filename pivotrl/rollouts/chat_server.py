@@ -7,6 +7,7 @@ GET /v1/models, POST /v1/chat/completions, POST /tokenize (as vLLM: the prompt's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -112,11 +113,13 @@ class ChatServer:
         taken: list[Asked] = []
         limit_s = time.monotonic() + _POLL_S
         while not taken or len(taken) < num_expected():
-            try:
-                taken.append(self._asked.get(timeout=max(0.0, limit_s - time.monotonic())))
-            except queue.Empty:
+            left_s = limit_s - time.monotonic()
+            if left_s <= 0:
                 break
-            limit_s = time.monotonic() + wait_s
+            with contextlib.suppress(queue.Empty):
+                # In short waits: fewer may be expected meanwhile.
+                taken.append(self._asked.get(timeout=min(left_s, _POLL_S)))
+                limit_s = time.monotonic() + wait_s
         while not self._asked.empty():
             taken.append(self._asked.get())
         return taken

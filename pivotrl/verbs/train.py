@@ -43,7 +43,10 @@ def run_train_stage(loaded: LoadedRecipe, run: Path) -> None:
         UserError: where another process trains in the run, or an earlier stage has not been run.
     """
     recipe = loaded.recipe
-    if not recipe.plays_environment:
+    if recipe.plays_environment:
+        # The first stage of its run.
+        run.mkdir(parents=True, exist_ok=True)
+    else:
         Stage.require(run, "select" if recipe.train.episodes is None else "ingest")
     with training_alone(run):
         if recipe.train.episodes is None:

@@ -102,9 +102,7 @@ def played(rows_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    renderer = Renderer.build(
-        tiny_tokenizer(), RenderConfig(action_format="hermes", history_reasoning="template", max_prompt_tokens=20_000), CHATML
-    )
+    renderer = Renderer.build(tiny_tokenizer(), RenderConfig(action_format="hermes", history_reasoning="template", max_prompt_tokens=20_000), CHATML)
     config = EnvironmentConfig(type="nemo_gym", head=f"http://127.0.0.1:{port}", listen="127.0.0.1:0", start_deadline_s=300)
     rows = read_episode_rows([rows_file], key="environment.train_rows")
     policy = TextPolicy(renderer)

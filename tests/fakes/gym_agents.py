@@ -34,6 +34,8 @@ class FakeGym:
     """From a result to the status and body that are answered."""
     asks: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
     """From a request to the policy to the one that is sent."""
+    max_turns: int | None = None
+    """Turns after which the agent gives up."""
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Bodies of POST /run."""
     replies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -44,7 +46,7 @@ class FakeGym:
         self.runs.append(body)
         params = body["responses_create_params"]
         episode, output = OrderDesk().reset(self.tasks[body["task"]]), []
-        while not episode.is_done:
+        while not episode.is_done and len(output) != self.max_turns:
             messages = [_message(message) for message in episode.state().messages]
             tools = [
                 {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}}
