@@ -150,8 +150,12 @@ def test_a_healthy_job_goes_on(launched: Path) -> None:
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_lost_service_may_be_an_engine_of_the_job(launched: Path, code: int) -> None:
     then = f"echo '{code} 0 n1' >$attempt/train.first; touch $attempt/train.0.log\nfailed train {code}"
-    assert _start(launched, then) == (code, [])
-    assert _start(launched, then, generation_nodes=1) == ((1, ["requeue 3"]) if code == 3 else (2, []))
+    checkpoint = launched / "run" / "train" / "checkpoints" / "step_4"
+    made = f"mkdir -p {checkpoint}; touch {checkpoint}\n"
+    assert _start(launched, made + then) == (code, [])
+    assert _start(launched, made + then, generation_nodes=1, start=1) == ((1, ["requeue 3"]) if code == 3 else (2, []))
+    # Engines that have never worked would not the next time.
+    assert _start(launched, then, generation_nodes=1, start=2) == (code, [])
 
 
 def test_a_failure_that_cannot_be_counted_is_the_last(launched: Path) -> None:
