@@ -48,7 +48,7 @@ class VllmEngineConfig(Section):
     max_num_batched_tokens: PositiveInt | None = None
     """Tokens of one scheduler step (null: vLLM's choice)."""
     tensor_parallel_size: PositiveInt = 1
-    """GPUs that hold one replica. Refused on a CPU above 1."""
+    """GPUs that hold one replica, one worker process each; on a CPU that many processes of it."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of a GPU's memory for weights and cache (null: vLLM's choice). Refused on a CPU."""
     enforce_eager: bool = True

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from pivotrl.errors import UserError
-from pivotrl.rollouts.engine import EngineError
+from pivotrl.rollouts.replies import result_of
 from pivotrl.rollouts.wire import Arrival, receive, send
 
 
@@ -23,6 +22,8 @@ class Replica:
     arrival: Arrival
     lock: threading.Lock
     """Held for one question and its answer."""
+    num_receivers: int = 1
+    """Processes of it that take part in a broadcast of weights."""
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> Any:
         """One question and its answer.
@@ -34,7 +35,7 @@ class Replica:
         """
         with self.lock:
             send(self.arrival.connection, message)
-            return _result(receive(self.arrival.connection, timeout_s))
+            return result_of(receive(self.arrival.connection, timeout_s))
 
 
 def at_once[A, T](work: Callable[[A], T], things: list[A]) -> list[T]:
@@ -49,19 +50,3 @@ def at_once[A, T](work: Callable[[A], T], things: list[A]) -> list[T]:
     finally:
         # Not waited for: an interrupt must not hang on engines that are still at work; `close` ends them.
         threads.shutdown(wait=False)
-
-
-def _result(reply: Mapping[str, Any]) -> Any:
-    match reply.get("error"):
-        case None:
-            return reply["ok"]
-        case "user":
-            raise UserError(reply["problem"], rule=reply["rule"], fix=reply["fix"])
-        case "engine":
-            raise EngineError(reply["message"])
-        case "value":
-            raise ValueError(reply["message"])
-        case "runtime":
-            raise RuntimeError(reply["message"])
-        case _:
-            raise RuntimeError(f"an engine's process failed:\n{reply['message']}")

@@ -5,9 +5,9 @@ Consumes `GenerationRequest`s, produces `Completion`s in the order of the reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pivotrl.errors import UserError
 from pivotrl.types import Completion
@@ -80,6 +80,28 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees memory and ends processes the engine started."""
+        ...
+
+
+@runtime_checkable
+class ReceivingEngine(Engine, Protocol):
+    """An engine of several processes, each of which can take part in a broadcast of weights itself."""
+
+    @property
+    def num_receivers(self) -> int:
+        """How many: each has a rank of its own in the broadcasts. Where it is 1, `load_weights` is what takes new weights."""
+        ...
+
+    def receive_weights(self, messages: Iterator[Mapping[str, Any]], invitation: Mapping[str, Any], version: int) -> Mapping[str, float]:
+        """As `load_weights`, of tensors that the engine's processes receive, each all of them.
+
+        Args:
+            messages: the announcements of the buckets, see rollouts/incoming.py.
+            invitation: to the group of the broadcasts; its rank is that of the first process.
+
+        Returns:
+            "read_s" and "load_s", of the slowest process: seconds to receive and check, and to load.
+        """
         ...
 
 

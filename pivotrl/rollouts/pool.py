@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pivotrl.config.engines import ProcessesPlacement, RemotePlacement
@@ -233,6 +234,7 @@ class EnginePool:
         replica = Replica(place, next(self._serials), arrival, threading.Lock())
         try:
             started = self._start_engine(replica)
+            replica = replace(replica, num_receivers=started["num_receivers"])
             self._census = None if started["census"] is None else WeightCensus.of(started["census"])
             if self._sent is not None:
                 self._reload(replica)
@@ -315,7 +317,9 @@ class EnginePool:
         """Tells every replica that a hand-over begins, and how to take part."""
         members = list(self._replicas.values())
         # By number: a process that was lost and connected again is another member.
-        invitations = self._store.invite([Invited(str(replica.serial), reached_at(replica.arrival.connection)) for replica in members])
+        invitations = self._store.invite(
+            [Invited(str(replica.serial), reached_at(replica.arrival.connection), replica.num_receivers) for replica in members]
+        )
         for replica, invitation in zip(members, invitations, strict=True):
             try:
                 send(replica.arrival.connection, {"op": "load", "version": version, "invitation": invitation})

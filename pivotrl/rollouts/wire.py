@@ -26,7 +26,7 @@ from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.routes import route_rows, routes_of
 from pivotrl.types import Completion, FinishReason
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Both ends must be of one protocol; a peer of another is sent away."""
 _HELLO_S = 60.0
 _KEY_BYTES = 32

@@ -1,4 +1,4 @@
-"""Weights from device to device: one NCCL broadcast per bucket, from the trainer's process 0 to every replica.
+"""Weights from device to device: one NCCL broadcast per bucket, from the trainer's process 0 to every process that holds a part of a replica.
 
 Nothing is kept, so a replica that dies later stays away until the next hand-over, and one that dies in the middle of it leaves the others
 waiting for a timeout, after which the run stops (the same command resumes). The group is no part of torch's default one, which belongs to
@@ -39,20 +39,20 @@ class BroadcastStore:
         self._bytes = torch.empty(0)
 
     def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
-        """Where each member finds the group, in order; ranks follow the order, this process is rank 0.
+        """Where each member finds the group, in order; ranks follow the order, a member's own one after the other, this process is rank 0.
 
         Everyone at the address under which it came: a machine's name need not be known to others.
         """
         if self._group is None or list(members) != self._members:
             self._rendezvous = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
             self._group, self._members = None, list(members)
-        place = {"port": self._rendezvous.port, "size": len(members) + 1}
-        return [{**place, "host": member.reached_at, "rank": rank} for rank, member in enumerate(members, start=1)]
+        place = {"port": self._rendezvous.port, "size": _group_size(members)}
+        return [{**place, "host": member.reached_at, "rank": _group_size(members[:index])} for index, member in enumerate(members)]
 
     def begin(self, version: int) -> None:  # noqa: ARG002 - nothing is stored under a version
         """Waits for all members to have come."""
         if self._group is None and self._members:
-            self._group = _make_group(self._rendezvous, 0, len(self._members) + 1)
+            self._group = _make_group(self._rendezvous, 0, _group_size(self._members))
 
     def put(self, tensors: Sequence[tuple[TensorRecord, torch.Tensor]]) -> Bucket:
         """Lays the tensors one after the other on the device."""
@@ -83,7 +83,7 @@ class BroadcastStore:
 
 
 class Member:
-    """A replica's end; keeps its group from one hand-over to the next."""
+    """One process's end of it, in a replica; keeps its group from one hand-over to the next."""
 
     def __init__(self) -> None:
         self._invitation: Mapping[str, Any] = {}
@@ -106,6 +106,10 @@ class Member:
         _broadcast(self._group, data)
         for record, offset in zip(bucket.records, bucket.offsets, strict=True):
             yield _view(data, dtype_named(record.dtype), record.shape, offset)
+
+
+def _group_size(members: Sequence[Invited]) -> int:
+    return 1 + sum(member.num_receivers for member in members)
 
 
 def _device() -> str:

@@ -60,6 +60,8 @@ class Invited:
     """Another one for every connection."""
     reached_at: str
     """Address under which it reached this machine."""
+    num_receivers: int = 1
+    """Processes of it that take part."""
 
 
 class WeightStore(Protocol):

@@ -26,7 +26,8 @@ from pivotrl.megatron.conversion import Request, convert
 from pivotrl.rollouts import vllm as vllm_module
 from pivotrl.rollouts.checkpoint_census import checkpoint_census, with_types
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.vllm import VllmEngine, _drop_packed_embedding, _held_wider, _repack
+from pivotrl.rollouts.vllm import VllmEngine
+from pivotrl.rollouts.vllm_model import drop_packed_embedding, held_wider, repack
 from pivotrl.weights.digest import tensor_digest
 from pivotrl.weights.manifest import VerifiedStream, tensor_record
 from pivotrl.weights.push import push
@@ -57,17 +58,17 @@ def test_a_tied_head_takes_the_packed_copy_of_this_reload_and_no_older_one() -> 
     embedding, head = SimpleNamespace(weight=torch.ones(3, 2), cpu_linear=lambda: "old"), SimpleNamespace(cpu_linear=lambda: "older")
     config = SimpleNamespace(tie_word_embeddings=True)
     model = SimpleNamespace(config=config, model=SimpleNamespace(embed_tokens=embedding), lm_head=head, modules=list)
-    _drop_packed_embedding(model)
+    drop_packed_embedding(model)
     with pytest.raises(RuntimeError, match="no longer packs the embedding"):
-        _repack(model)
+        repack(model)
     embedding.cpu_linear = lambda: "new"
-    _repack(model)
+    repack(model)
     assert head.cpu_linear() == "new"
     assert head.weight is embedding.weight
 
 
 @pytest.mark.slow
-def test_experts_are_repacked_and_the_process_stays_the_trainers(tmp_path: Path) -> None:
+def test_experts_arerepacked_and_the_process_stays_the_trainers(tmp_path: Path) -> None:
     tiny_mixture(seed=0).save_pretrained(tmp_path / "start")
     updates = {seed: file_weights(tmp_path / str(seed), seed) for seed in (1, 2)}
     if not dist.is_initialized():
@@ -126,7 +127,7 @@ def held_types(parameters: Mapping[str, torch.dtype], mapper: Any, names: Iterab
     """Of a model of vLLM's form in bfloat16."""
     held = {name: torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for name, dtype in parameters.items()}
     model = SimpleNamespace(named_parameters=held.items, hf_to_vllm_mapper=mapper)
-    return _held_wider(model, names=tuple(names), dtype=torch.bfloat16)
+    return held_wider(model, names=tuple(names), dtype=torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def tiny_llama(*, tied: bool = True, seed: int = 0, context: int = CONTEXT) -> L
     return _filled(LlamaForCausalLM, config, seed)
 
 
-def tiny_mixture(*, seed: int = 0) -> Qwen3MoeForCausalLM:
+def tiny_mixture(*, seed: int = 0, expert_width: int = 32) -> Qwen3MoeForCausalLM:
     """Two layers of four experts, two of them chosen per token."""
     config = Qwen3MoeConfig(
         vocab_size=VOCAB,
@@ -44,7 +44,7 @@ def tiny_mixture(*, seed: int = 0) -> Qwen3MoeForCausalLM:
         head_dim=32,
         num_experts=4,
         num_experts_per_tok=2,
-        moe_intermediate_size=32,
+        moe_intermediate_size=expert_width,
         norm_topk_prob=True,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,

@@ -1,4 +1,4 @@
-"""Weights from one GPU to an engine on another over NCCL: all arrive, and the engine samples from them. No GPU has run this yet."""
+"""Weights from one GPU to an engine on one or two others over NCCL: all arrive, and the engine samples from them. No GPU has run this yet."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from pivotrl.weights.push import push
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL gives one GPU to one process: needs two")
-def test_weights_are_broadcast_to_an_engine_on_another_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_weights_are_broadcast_to_an_engine_on_other_gpus(tmp_path: Path, num_workers: int) -> None:
+    if torch.cuda.device_count() <= num_workers:
+        pytest.skip(f"NCCL gives one GPU to one process: needs {1 + num_workers}")
     checkpoint = save_tiny_llama(tmp_path / "model")
-    placement = ProcessesPlacement(type="processes", devices=("1",), transfer="nccl", bucket_bytes=20_000)
+    placement = ProcessesPlacement(
+        type="processes", devices=(",".join(str(1 + worker) for worker in range(num_workers)),), transfer="nccl", bucket_bytes=20_000
+    )
+    config = VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8, tensor_parallel_size=num_workers)
     start = {
-        "engine": VllmEngineConfig(type="vllm", kv_cache_bytes=32 << 20, max_num_seqs=8).model_dump(mode="json"),
+        "engine": config.model_dump(mode="json"),
         "checkpoint": str(checkpoint),
         "stop_token_ids": [STOP],
         "pad_token_id": PAD,
