@@ -1,8 +1,9 @@
 """The production recipes at a size for a CPU: the same method on a tiny model of the same shape, from made-up episodes to a scored checkpoint.
 
 A twin is the recipe's own file with layers of hardware, data and sizes above it (twins/*.yaml). What the layer may change is listed here; all
-else, K, G, lambda_diff, objective, optimizer, age of the policy, the engine's bfloat16, verifier and formats, is the recipe's. One twin per model
-family runs whole, as production does: SFT makes pi_0, PivotRL starts from it. The others are examined as `pivotrl doctor` does.
+else, K, G, lambda_diff, objective, optimizer, age of the policy, the engine's bfloat16, verifier and formats, is the recipe's. All are examined as
+`pivotrl doctor` does. One per model family runs whole here, as production does: SFT makes pi_0, PivotRL starts from it; test_twins_whole.py runs
+the others.
 
 Those run in one process. A parallel twin keeps the recipe's axes too (fakes/twins.py says how they are scaled): eight processes of `pivotrl train`
 over gloo, two `pivotrl engine` beside them that get the weights by broadcast, in every layout of configs/parallelism. Its oracle is the twin
@@ -14,22 +15,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.forked_commands import Command, run_commands
 from fakes.judge_server import Reply, judge_server
+from fakes.twin_runs import Finished, run_stages, run_whole, scored_turns, steps_of, verified_tensors
 from fakes.twins import DATA, RECIPES, ROOT, ParallelTwin, data_file, save_tiny_checkpoint, write_parallel_twin, write_twin
 from safetensors.torch import load_file
 
-from pivotrl import pipeline
 from pivotrl.config.load import load_recipe
 from pivotrl.doctor.examine import Request, examine
-from pivotrl.megatron.conversion import Form, convert
-from pivotrl.megatron.conversion import Request as Conversion
-from pivotrl.rundir import read_json, read_jsonl
+from pivotrl.rundir import read_json
 
 FAMILIES = ("qwen3_30b_a3b", "nemotron3_super_120b")
 ALL = [(family, domain) for family in FAMILIES for domain in DATA]
@@ -172,41 +170,11 @@ def test_the_doctor_finds_nothing(
     assert (findings.figures["trajectories"], findings.figures["sampled_turns"]) == (48, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A twin that ran whole."""
-
-    family: str
-    domain: str
-    recipe: Path
-    words: list[str]
-    """What production leaves to the command line: data and checkpoint."""
-    reference: Path
-    """SFT's checkpoint, pi_0."""
-    run: Path
-
-
-def _run(recipe: Path, run: Path, words: list[str], *stages: str) -> None:
-    loaded = pipeline.load(recipe, words)
-    for stage in stages:
-        pipeline.run_stage(stage, loaded, run)
-
-
 @pytest.fixture(scope="module", params=[("qwen3_30b_a3b", "tau2"), ("nemotron3_super_120b", "swe")], ids=lambda one: "/".join(one))
 def finished(request: pytest.FixtureRequest, random_weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """As production runs: the SFT recipe, then PivotRL from its checkpoint."""
     family, domain = request.param
-    root, paths = tmp_path_factory.mktemp("twin"), f"ingest.paths=[{data_file(domain)}]"
-    sft = write_twin(root / "recipe_sft", family, domain, is_sft=True)
-    _run(sft, root / "sft", [paths, f"model.path={random_weights[family]}"], "ingest", "sft", "eval", "report")
-    reference = root / "sft" / "sft" / "hf"
-    recipe, words = write_twin(root / "recipe", family, domain, is_sft=False), [paths, f"model.path={reference}"]
-    _run(recipe, root / "run", words, "ingest", "profile", "select", "train", "eval", "report")
-    return Finished(family, domain, recipe, words, reference, root / "run")
-
-
-def _scored_turns(run: Path) -> set[str]:
-    return {item["item"] for path in (run / "eval" / "units").glob("held_out-*.json") for item in read_json(path)["items"]}
+    return run_whole(tmp_path_factory.mktemp("twin"), family, domain, random_weights[family])
 
 
 @pytest.mark.slow
@@ -219,7 +187,7 @@ def test_pivots_are_those_that_the_published_rule_keeps(finished: Finished) -> N
 
 @pytest.mark.slow
 def test_training_is_one_policy_behind_and_its_metrics_are_whole(finished: Finished) -> None:
-    steps = _steps(finished.run)
+    steps = steps_of(finished.run)
     assert len(steps) == 11
     assert [row["sync/policy_age_steps/max"] for row in steps] == [0] + [1] * 10
     assert min(row["optim/grad_norm/mean"] for row in steps) > 0
@@ -232,15 +200,15 @@ def test_training_is_one_policy_behind_and_its_metrics_are_whole(finished: Finis
 def test_in_float32_engine_and_trainer_agree_on_every_token(finished: Finished, tmp_path: Path) -> None:
     """What megatron-core scores is what the engine sampled: states of Mamba layers, latent experts, attention."""
     run = _from_pivots(finished, tmp_path / "run")
-    _run(finished.recipe, run, [*finished.words, "engine.dtype=float32", "train.num_steps=1"], "train")
-    assert _steps(run)[0]["objective/logprob_mismatch/max"] < 1e-4
+    run_stages(finished.recipe, run, [*finished.words, "engine.dtype=float32", "train.num_steps=1"], "train")
+    assert steps_of(run)[0]["objective/logprob_mismatch/max"] < 1e-4
 
 
 @pytest.mark.slow
 def test_what_the_recipe_trains_moves_and_what_it_freezes_stays(finished: Finished, tmp_path: Path) -> None:
     """The last state, as `pivotrl convert` reads it; train/hf is the best by validation, which may be the first."""
     state = finished.run / "train" / "checkpoints" / "step_00000011" / "state"
-    _convert(state, tmp_path / "last", "hf", config_dir=finished.reference)
+    verified_tensors(state, tmp_path / "last", "hf", config_dir=finished.reference)
     before, after = (load_file(directory / "model.safetensors") for directory in (finished.reference, tmp_path / "last"))
     assert before.keys() == after.keys()
     moved = {name for name in before if not before[name].equal(after[name])}
@@ -257,8 +225,8 @@ def test_both_checkpoints_are_scored_and_the_result_converts(finished: Finished,
     assert {(row["name"], row["checkpoint"], row["n"]) for row in suites} == {("held_out", "reference", 32), ("held_out", "trained", 32)}
     assert (finished.run / "report" / "index.html").is_file()
     # The baseline is scored on the same turns.
-    assert _scored_turns(finished.reference.parents[1]) == _scored_turns(finished.run)
-    converted = _convert(finished.run / "train" / "hf", tmp_path / "megatron", "megatron", config_dir=None)
+    assert scored_turns(finished.reference.parents[1]) == scored_turns(finished.run)
+    converted = verified_tensors(finished.run / "train" / "hf", tmp_path / "megatron", "megatron", config_dir=None)
     assert converted == len(load_file(finished.run / "train" / "hf" / "model.safetensors"))
 
 
@@ -266,7 +234,7 @@ def test_both_checkpoints_are_scored_and_the_result_converts(finished: Finished,
 def alone(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The twin's first steps in one process."""
     run = _from_pivots(finished, tmp_path_factory.mktemp("alone") / "run")
-    _run(finished.recipe, run, [*finished.words, *FIRST_STEPS], "train")
+    run_stages(finished.recipe, run, [*finished.words, *FIRST_STEPS], "train")
     return run
 
 
@@ -302,7 +270,7 @@ def test_on_the_axes_of_the_recipe_training_is_that_of_one_process(parallel: tup
     _, run = parallel
     for name in ("rollouts.jsonl", "ledger.jsonl"):
         assert (run / "train" / name).read_bytes() == (alone / "train" / name).read_bytes(), name
-    ours, theirs = _steps(run), _steps(alone)
+    ours, theirs = steps_of(run), steps_of(alone)
     assert ours[0]["objective/logprob_mismatch/max"] < 1e-4, "what the engines sampled is what eight processes score"
     assert max(ours[0]["sync/parity_difference/max"], theirs[0]["sync/parity_difference/max"]) < 1e-4
     assert len(ours) == len(theirs) == 2
@@ -326,7 +294,7 @@ def test_on_the_axes_of_the_recipe_weights_move_as_in_one_process(
     start = load_file(finished.reference / "model.safetensors")
     ends = []
     for label, run in (("parallel", parallel[1]), ("alone", alone)):
-        _convert(run / "train" / "checkpoints" / "step_00000002" / "state", tmp_path / label, "hf", config_dir=finished.reference)
+        verified_tensors(run / "train" / "checkpoints" / "step_00000002" / "state", tmp_path / label, "hf", config_dir=finished.reference)
         ends.append(load_file(tmp_path / label / "model.safetensors"))
     apart = sum((ends[0][name].double() - ends[1][name].double()).square().sum().item() for name in start)
     moved = sum((ends[1][name].double() - start[name].double()).square().sum().item() for name in start)
@@ -338,12 +306,3 @@ def _from_pivots(finished: Finished, run: Path) -> Path:
     for stage in ("ingest", "profile", "select"):
         shutil.copytree(finished.run / stage, run / stage)
     return run
-
-
-def _steps(run: Path) -> list[dict[str, Any]]:
-    return [row for row in read_jsonl(run / "train" / "metrics.jsonl") if "rollout/reward/mean" in row]
-
-
-def _convert(source: Path, out: Path, to: Form, *, config_dir: Path | None) -> int | None:
-    """Number of tensors found equal bit for bit after a round trip, logits compared with transformers'."""
-    return convert(Conversion(source, out, to, verify=True, config_dir=config_dir, max_shard_bytes=2**30)).num_verified
