@@ -182,6 +182,16 @@ start_again 'a test'"""
     assert (launched / "run" / "launch" / "attempts" / "train.3.end").read_text() == "1\n"
 
 
+def test_a_preemption_is_seen_where_the_controller_answers_late(launched: Path) -> None:
+    """Else the job, which SIGTERM has asked to stop, would end for good."""
+    answers = f"""scontrol() {{
+  echo "$*" >>{launched}/calls
+  case "$*" in *"show job"*) [ "$(grep -c 'show job' {launched}/calls)" = 3 ] && echo "JobId=3 PreemptTime=2026-12-01T03:56:41 Restarts=0" ;; esac
+}}
+failed train 75"""
+    assert _start(launched, answers) == (1, [*["--oneliner show job 3"] * 3, "requeue 3"])
+
+
 def test_the_end_that_a_requeue_brings_ends_the_script_at_once(launched: Path) -> None:
     """Were the signal ignored, the nodes would stay taken for KillWait; did it end the request, the job would be lost."""
     then = f"""sleep() {{ touch {launched}/slept; command sleep 60; }}
