@@ -284,11 +284,11 @@ class EnginePool:
                 sent |= {record.name: record.digest for record in bucket.records}
                 self._tell_all({"op": "bucket", **bucket.as_dict()})
                 self._store.deliver()
+            self._store.finish()
         except BaseException:
             self._tell_all({"op": "abort"})
             at_once(self._hear_abort, list(self._replicas.values()))
             raise
-        self._store.finish()
         self._kept = buckets if self._store.is_kept else None
         return sent, put_s
 

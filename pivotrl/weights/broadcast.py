@@ -9,6 +9,7 @@ The rendezvous of a group is torch's TCPStore, which asks for no key: the cluste
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 class BroadcastStore:
-    """A `WeightStore` that holds one bucket, on the trainer's device, while it is sent."""
+    """A `WeightStore` that holds two buckets, on the trainer's device: one is on its way while the next one is gathered, digested and laid out."""
 
     is_kept = False
 
@@ -37,6 +38,8 @@ class BroadcastStore:
         self._rendezvous: Any = None
         self._group: ProcessGroup | None = None
         self._bytes = torch.empty(0)
+        self._under_way: Any = None
+        self._sent_bytes = torch.empty(0)
 
     def invite(self, members: Sequence[Invited]) -> list[dict[str, Any]]:
         """Where each member finds the group, in order; ranks follow the order, a member's own one after the other, this process is rank 0.
@@ -63,23 +66,37 @@ class BroadcastStore:
         return Bucket(KIND, "", tuple(record for record, _ in tensors), tuple(offsets))
 
     def deliver(self) -> None:
-        """Broadcasts the bucket that was put last; the members have been told of it."""
+        """Begins to broadcast the bucket that was put last, once the one before is there; the members have been told of it."""
         if self._group is None:
             return
+        self._arrive()
+        with self._leaving_on_failure():
+            self._under_way, self._sent_bytes = _begin_broadcast(self._group, self._bytes), self._bytes
+
+    def finish(self) -> None:
+        """Waits for the last bucket to arrive."""
+        self._arrive()
+        self._bytes = self._sent_bytes = torch.empty(0)
+
+    def _arrive(self) -> None:
+        """Waits for the bucket that is under way; its memory is held until then."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            with self._leaving_on_failure():
+                _end_broadcast(under_way, self._sent_bytes)
+
+    @contextlib.contextmanager
+    def _leaving_on_failure(self) -> Iterator[None]:
         try:
-            _broadcast(self._group, self._bytes)
+            yield
         except BaseException:
             # Its members are out of step from here on: the next hand-over makes another one.
             self._group, self._members = None, []
             raise
 
-    def finish(self) -> None:
-        """Drops the last bucket."""
-        self._bytes = torch.empty(0)
-
     def close(self) -> None:
         """Leaves the group."""
-        self._group, self._rendezvous = None, None
+        self._group, self._rendezvous, self._under_way = None, None, None
 
 
 class Member:
@@ -103,7 +120,7 @@ class Member:
             raise ValueError("a bucket of weights is broadcast, but this engine was invited to no group")
         _, size = aligned_places([record.num_bytes for record in bucket.records])
         data = torch.empty(size, dtype=torch.uint8, device=_device())
-        _broadcast(self._group, data)
+        _end_broadcast(_begin_broadcast(self._group, data), data)
         for record, offset in zip(bucket.records, bucket.offsets, strict=True):
             yield _view(data, dtype_named(record.dtype), record.shape, offset)
 
@@ -125,10 +142,14 @@ def _make_group(store: Any, rank: int, size: int) -> ProcessGroup:
     return group
 
 
-def _broadcast(group: ProcessGroup, data: torch.Tensor) -> None:
+def _begin_broadcast(group: ProcessGroup, data: torch.Tensor) -> Any:
     options = BroadcastOptions()
     options.rootRank = 0
-    group.broadcast([data], options).wait()
+    return group.broadcast([data], options)
+
+
+def _end_broadcast(under_way: Any, data: torch.Tensor) -> None:
+    under_way.wait()
     if data.is_cuda:
         torch.cuda.synchronize()
 

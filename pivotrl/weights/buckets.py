@@ -83,11 +83,11 @@ class WeightStore(Protocol):
         ...
 
     def deliver(self) -> None:
-        """The bucket that was put last has been announced to all replicas: the bytes may follow."""
+        """The bucket that was put last has been announced to all replicas: the bytes may follow, while the next one is put."""
         ...
 
     def finish(self) -> None:
-        """All of the hand-over was put."""
+        """All of the hand-over was put and delivered; returns once its bytes are on their way no longer."""
         ...
 
     def close(self) -> None:

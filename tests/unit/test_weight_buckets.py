@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pivotrl.rundir import read_json
-from pivotrl.weights import filesystem, shared_memory
+from pivotrl.weights import broadcast, filesystem, shared_memory
 from pivotrl.weights.broadcast import BroadcastStore, Member
 from pivotrl.weights.buckets import Bucket, Invited, WeightStore, bucketed, read_bucket
 from pivotrl.weights.filesystem import COMPLETE, FilesystemStore
@@ -247,9 +248,42 @@ def test_a_broadcast_reaches_every_member() -> None:
     buckets.append(store.put(recorded(TENSORS)))
     ready.set()
     store.deliver()
+    store.finish()
     for thread in threads:
         thread.join(60)
     for tensors in received:
         assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS)
     assert store.invite(members) == invitations
+    store.close()
+
+
+def test_a_bucket_is_gathered_and_laid_out_while_the_one_before_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member takes nothing until the sender has put the second bucket; a sender that waited for the first would end with a timeout."""
+    monkeypatch.setattr(broadcast, "_TIMEOUT", timedelta(seconds=20))
+    store = BroadcastStore()
+    (invitation,) = store.invite([Invited("a", "127.0.0.1")])
+    # More than a socket holds.
+    tensors = [("first", torch.arange(8 << 20)), ("second", torch.arange(8 << 20) * 3)]
+    buckets: list[Bucket] = []
+    both_put = threading.Event()
+    received: dict[str, torch.Tensor] = {}
+
+    def take_part() -> None:
+        member = Member()
+        member.join(invitation)
+        both_put.wait(60)
+        for bucket in buckets:
+            received.update(VerifiedStream(read_bucket(bucket, {"broadcast": member.read})))
+
+    thread = threading.Thread(target=take_part, daemon=True)
+    thread.start()
+    store.begin(1)
+    buckets.append(store.put(recorded(tensors[:1])))
+    store.deliver()
+    buckets.append(store.put(recorded(tensors[1:])))
+    both_put.set()
+    store.deliver()
+    store.finish()
+    thread.join(60)
+    assert all(torch.equal(received[name], tensor) for name, tensor in tensors)
     store.close()
