@@ -127,6 +127,8 @@ for _name, _meaning in _JUDGE.items():
 _ENGINES = {
     "rollout/engine_losses/sum": "Engine processes that died, missed their deadline or failed, and were ended",
     "rollout/engine_retries/sum": "Times a batch of requests was given to an engine again",
+    "rollout/environment_retries/sum": "Times an episode of an environment was played again after its server failed",
+    "rollout/unclaimed_turns/sum": "Turns sampled for an environment's agents that no result claims: of episodes that failed, or of other roles",
 }
 for _name, _meaning in _ENGINES.items():
     register(_name, _meaning, is_timing=True)

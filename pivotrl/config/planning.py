@@ -55,6 +55,8 @@ class WorkloadConfig(Section):
     """Tokens of one forward pass of a data parallel process."""
     is_prefix_shared: bool = True
     """Whether a group's prompt is forwarded once (`batching: shared_prefix`)."""
+    episode_turns: PositiveInt = 18
+    """Mean turns of an episode, for recipes that train on whole ones (the paper's SWE episodes have 12 to 25)."""
     num_steps: PositiveInt = 200
     """Optimizer steps of the whole run."""
 

@@ -81,4 +81,7 @@ def count_turns(loaded: LoadedRecipe, num_candidates: int | None, findings: Find
     if "train" not in recipe.stages:
         return
     rounds = recipe.train.num_steps // recipe.train.updates_per_rollout
+    if recipe.train.episodes is not None:
+        findings.figures["train_episodes"] = rounds * recipe.train.episodes.tasks_per_step * recipe.train.group_size
+        return
     findings.figures["train_turns"] = rounds * recipe.train.pivots_per_step * recipe.train.group_size

@@ -16,6 +16,7 @@ from pivotrl.config.planning import ClusterConfig
 from pivotrl.doctor.checkpoint import check_checkpoint, check_context, model_config
 from pivotrl.doctor.cost import check_on_cluster, check_without_cluster, count_turns
 from pivotrl.doctor.data import Seen, check_data
+from pivotrl.doctor.environment import check_environment
 from pivotrl.doctor.findings import Findings
 from pivotrl.doctor.jobs import check_conversion, check_jobs, jobs_environment
 from pivotrl.doctor.machine import check_disk, check_judges, check_packages, check_port
@@ -100,6 +101,7 @@ def _examine(loaded: LoadedRecipe, request: Request, target: Target, findings: F
         if all(one.check != "environment" for one in findings.found):
             check_judges(loaded, run, findings)
         check_checkpoint(loaded, checkpoint, config, findings)
+        check_environment(loaded, run, findings)
         seen = _check_data(loaded, run, request, findings)
         if seen is not None:
             _check_path(loaded, run, checkpoint, config, seen, findings)
@@ -121,6 +123,9 @@ def _check_template(loaded: LoadedRecipe, run: Path, findings: Findings) -> None
 
 def _check_data(loaded: LoadedRecipe, run: Path, request: Request, findings: Findings) -> Seen | None:
     recipe = loaded.recipe
+    if "ingest" not in recipe.stages:
+        findings.not_checked["data"] = "the recipe reads no trajectories"
+        return None
     absent = [path for path in recipe.ingest.paths if not loaded.expand(path, run).exists()]
     if recipe.world is not None and absent and all("{run}" in path for path in absent):
         findings.not_checked["data"] = "the run makes them, and they are not there yet"

@@ -43,6 +43,7 @@ from pivotrl.types import FinishReason, Message, Role, State, ToolOrigin
 _SERVER_ERRORS = range(500, 600)
 _MAX_SHOWN = 300
 _SAY_EVERY_S = 30.0
+_UNCLAIMED, _RETRIES = "rollout/unclaimed_turns/sum", "rollout/environment_retries/sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,7 @@ class GymPlayer:
         self._portal, self._server, self._agents = portal, server, agents
         self._num_open = 0
         self._last_ticket = 0
-        self.num_unclaimed = 0
-        """Turns that were sampled and that no result claimed, since the player was opened."""
+        self._cost: Counter[str] = Counter()
 
     def first_prompt(self, task: EpisodeRow) -> tuple[int, ...] | None:  # noqa: ARG002 - the interface's
         """None: only the agent knows what it will ask."""
@@ -133,9 +133,14 @@ class GymPlayer:
                 future.cancel()
         played = [self._played(run, collection) for run in runs]
         self._check_tickets(runs, collection)
-        self.num_unclaimed += len(collection.turns)
+        self._cost[_UNCLAIMED] += len(collection.turns)
         groups = [played[start : start + num_samples] for start in range(0, len(played), num_samples)]
         return [one for group in groups for one in sorted(group, key=_token_order)]
+
+    def take_cost(self) -> dict[str, float]:
+        """Turns that no result claimed and episodes that were played again, since the last call."""
+        cost, self._cost = self._cost, Counter()
+        return {_UNCLAIMED: cost[_UNCLAIMED], _RETRIES: cost[_RETRIES]}
 
     def _serve(self, collection: _Collection, futures: Sequence[Future[None]]) -> None:
         """Answers until every episode has ended; says every half a minute how far they are, inside of the stage's own bar."""
@@ -214,7 +219,8 @@ class GymPlayer:
         async with slots, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._config.episode_deadline_s)) as session:
             self._num_open += 1
             try:
-                for _ in range(1 + self._config.max_retries):
+                for attempt in range(1 + self._config.max_retries):
+                    self._cost[_RETRIES] += attempt > 0
                     if await self._post_once(session, run, body):
                         return
             finally:

@@ -78,7 +78,9 @@ def recipe_jobs(recipe: Recipe, gpus_per_node: int) -> list[Job]:
     processes = launch.processes_per_node or max(gpus_per_node, 1)
     shards = launch.profile_shards
     shard_words = ("--shard", f'"$SLURM_ARRAY_TASK_ID"/{shards}') if shards > 1 else ()
-    jobs = [Job("ingest", "trajectories to candidates", (_stage("ingest"),))]
+    jobs: list[Job] = []
+    if "ingest" in recipe.stages:
+        jobs.append(Job("ingest", "trajectories to candidates", (_stage("ingest"),)))
     if "sft" in recipe.stages:
         jobs.append(Job("sft", "supervised training of the reference policy", (_stage("sft"),), launch.train_nodes, processes_per_node=processes))
     if "profile" in recipe.stages:

@@ -11,12 +11,14 @@ def plan_of(recipe: Recipe) -> PlanConfig:
     """The plan of the recipe's `train` stage.
 
     What no recipe states keeps the plan's defaults: mean lengths (cut to the recipe's limits), efficiencies, margins, and the float32
-    moments on the GPU that the trainer has.
+    moments on the GPU that the trainer has. End-to-end RL is planned as the turns of its episodes, every prompt read whole: without the time that
+    environments take, and without what a prefix cache saves.
     """
     train, launch, engine, mean = recipe.train, recipe.launch, recipe.engine, WorkloadConfig()
     longest_prompt, longest_action = recipe.render.max_prompt_tokens, recipe.sampling.max_new_tokens
+    turns = train.pivots_per_step if train.episodes is None else train.episodes.tasks_per_step * mean.episode_turns
     workload = WorkloadConfig(
-        pivots_per_step=train.pivots_per_step,
+        pivots_per_step=turns,
         group_size=train.group_size,
         prompt_tokens=min(mean.prompt_tokens, longest_prompt),
         action_tokens=min(mean.action_tokens, longest_action),

@@ -100,6 +100,10 @@ class EpisodePlayer[TaskT: WorldTask](Protocol):
         """
         ...
 
+    def take_cost(self) -> Mapping[str, float]:
+        """What befell its episodes since the last call, under registered metric names of timing figures."""
+        ...
+
 
 class WorldPlayer[TaskT: WorldTask]:
     """Plays a world in this process; turn t of sample g of a task is drawn at (place, task, g, t)."""
@@ -117,6 +121,10 @@ class WorldPlayer[TaskT: WorldTask]:
         seed_of: Callable[[int, int], int] = lambda index, turn: derive_seed(self._run_seed, *place, *names[index], turn)  # noqa: E731
         episodes = [self._world.reset(task) for task in tasks for _ in range(num_samples)]
         return play(self._engine, self._renderer, episodes, limits=limits, seed_of=seed_of)
+
+    def take_cost(self) -> dict[str, float]:
+        """Nothing befalls a world."""
+        return {}
 
 
 def play(

@@ -117,7 +117,12 @@ class EpisodeSource[TaskT: WorldTask]:
                 micro_batch_tokens=self._config.micro_batch_tokens,
                 skip_zero_variance=self._config.kl.beta == 0,
             ),
-            metrics={**episode_metrics(groups, step=step), **self._sampler.take_cost(), "perf/env_turns/sum": self._num_turns},
+            metrics={
+                **episode_metrics(groups, step=step),
+                **self._sampler.take_cost(),
+                **self._player.take_cost(),
+                "perf/env_turns/sum": self._num_turns,
+            },
             rollout_rows=[
                 row for group in groups for rollout in group.rollouts_G for row in turn_rows(rollout, step=step, decode=self._sampler.renderer.decode)
             ],

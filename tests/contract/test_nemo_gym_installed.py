@@ -130,7 +130,7 @@ def test_rewards_and_turns_are_those_of_the_environment(played: tuple[GymPlayer,
     assert [one.reward for one in episodes] == [1.0] * 2 * (len(rows) - 1) + [0.0] * 2
     assert {one.end for one in episodes} == {EpisodeEnd.CLOSED}
     assert [len(one.turns) for one in episodes[::2]] == [len(words) + 2 for words in expected.values()]
-    assert player.num_unclaimed == 0
+    assert player.take_cost()["rollout/unclaimed_turns/sum"] == 0
     for one in episodes:
         assert [turn.action.parse.value for turn in one.turns] == ["parsed"] * (len(one.turns) - 1) + ["absent"]
         # What the policy said comes back as it was written, observations in between.

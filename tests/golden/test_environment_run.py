@@ -38,7 +38,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model that ends a turn at every fifth token or so: one coordinate of every embedding is large, and only the end token looks at it."""
     path = save_tiny(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=2048)
     weights = load_file(path / "model.safetensors")
-    end = tiny_tokenizer().eos_token_id
+    end = tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")
+    assert isinstance(end, int)
     weights["model.embed_tokens.weight"][:, 0] = 3.0
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][end] = 2.0 * torch.eye(weights["lm_head.weight"].shape[1])[0]

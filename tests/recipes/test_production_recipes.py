@@ -23,6 +23,7 @@ CLUSTERS = ("h100_80gb", "h200", "b200")
 EXAMPLE = ROOT / "launch" / "clusters" / "example.yaml"
 # What the recipes leave to the user.
 GIVEN = ("model.path=/checkpoint", "ingest.paths=[/trajectories]")
+ROWS = ("model.path=/checkpoint", "environment.train_rows=[/train.jsonl]", "environment.test_rows=[/test.jsonl]")
 RECIPES = [(family, domain) for family in FAMILIES for domain in DOMAINS]
 
 
@@ -113,6 +114,39 @@ def test_the_scripts_of_a_baseline_run_sft_alone(
     assert f" convert {tmp_path}/run/sft/hf {tmp_path}/run/convert " in (tmp_path / "run" / "launch" / "convert.sbatch").read_text()
 
 
+@pytest.mark.parametrize(("family", "domain"), RECIPES)
+def test_the_end_to_end_baseline_is_the_same_but_for_its_episodes(family: str, domain: str) -> None:
+    """Model, sampling, objective, optimizer, engines and layout are PivotRL's; 16 x 32 episodes a step are the paper's (Figure 1)."""
+    pivotrl, e2e = load_recipe(_folder(family, domain), GIVEN).recipe, load_recipe(_folder(family, domain) / "e2e", ROWS).recipe
+    assert e2e.stages == ("train", "eval", "report")
+    assert e2e.train.episodes is not None
+    assert (e2e.train.episodes.tasks_per_step, e2e.train.group_size) == (16, 32)
+    taken = {key: getattr(pivotrl.train, key) for key in ("episodes", "group_size", "batching", "max_policy_age", "validation", "parity")}
+    sections = {key: getattr(pivotrl, key) for key in ("name", "environment", "verifier", "eval")}
+    paths = {"ingest": e2e.ingest.model_copy(update={"paths": pivotrl.ingest.paths})}
+    assert e2e.model_copy(update={**sections, **paths, "train": e2e.train.model_copy(update=taken)}) == pivotrl
+    model, hardware = ROOT / "configs" / "models" / f"{FAMILIES[family]}.yaml", ROOT / "configs" / "clusters" / "h100_80gb.yaml"
+    findings = examine(Request(_folder(family, domain) / "e2e", list(ROWS), None, hardware, model, is_static=True))
+    assert findings.found == []
+    assert findings.figures["train_episodes"] == 200 * 16 * 32
+    assert f"{findings.figures['train_gpu_hours']:,}" in (ROOT / "recipes" / family / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("family", "domain"), RECIPES)
+def test_the_scripts_of_end_to_end_rl_read_no_trajectories(
+    family: str, domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    model = ROOT / "configs" / "models" / f"{FAMILIES[family]}.yaml"
+    words = ("--cluster", EXAMPLE, "--run", tmp_path / "run", "--dry-run", "--model", model)
+    code, printed, error = cli("launch", _folder(family, domain) / "e2e", *words, *ROWS)
+    assert code == 0, error
+    assert "train by the planner:" in printed
+    assert "environment.train_rows.0 is /train.jsonl, and no mount of container.mounts shows it" in " ".join(printed.split())
+    scripts = _checked_scripts(tmp_path / "run", with_shellcheck=domain == DOMAINS[0])
+    assert {path.stem for path in scripts} == {"train", "convert", "eval", "report"}
+
+
 def _checked_scripts(run: Path, *, with_shellcheck: bool) -> list[Path]:
     """The batch scripts of a run, after bash and shellcheck have read them and what they source."""
     scripts = sorted((run / "launch").glob("*.sbatch"))
@@ -137,7 +171,7 @@ def test_every_value_of_a_fragment_names_its_source() -> None:
     """On its own line: published where, or not stated and why ours is what it is."""
     files = [file for folder in ("method", "domains", "parallelism", "baselines") for file in sorted((ROOT / "configs" / folder).glob("*.yaml"))]
     files += [ROOT / "recipes" / family / "family.yaml" for family in FAMILIES]
-    assert len(files) == 12
+    assert len(files) == 13
     for file in files:
         for line in file.read_text().splitlines():
             sets_something = re.match(r"^\s*(- )?\w+: *[^ #]", line)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakes.doctor_faults import GOOD, NO_CHECKPOINT, QWEN, ROOT, RUNS, SETTINGS, TINY, Fault, RunFault
+from fakes.gym_agents import desk_rows, fake_gym
 from fakes.trainer_batches import save_model
 
 from pivotrl import pipeline
@@ -221,3 +222,35 @@ def test_what_is_written_is_read_back_whatever_its_spelling() -> None:
     assert is_same(action("Hi.", call), action("Hi.\n", ToolCall("f", '{"b":[true],"a":1}', "call_0")))
     for other in (action("Hi."), action("Ho.", call), action("Hi.", ToolCall("g", call.arguments)), action("Hi.", ToolCall("f", "{}"))):
         assert not is_same(action("Hi.", call), other)
+
+
+def test_each_fault_of_an_environment_is_named(tmp_path: Path) -> None:
+    """Rows without an agent, too few of them, a program that is none, a head server without the agent or that is silent, a port that is taken."""
+    recipe = ROOT / "tests" / "golden" / "environment_recipe"
+    train, test = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    tasks, rows = desk_rows(3)
+    for file in (train, test):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [f"environment.train_rows=[{train}]", f"environment.test_rows=[{test}]", f"model.path={tmp_path}/model"]
+
+    def found(*words: str) -> Findings:
+        return examine(Request(recipe, [*given, *words], tmp_path / "run", None, QWEN, is_static=False, port=_free_port()))
+
+    with fake_gym(tasks) as gym:
+        head, listen = f"environment.head={gym.head}", f"environment.listen=127.0.0.1:{_free_port()}"
+        good = found(head, listen)
+        assert [one for one in good.found if one.check.startswith("environment")] == []
+        assert (good.figures["train_rows"], good.figures["test_rows"], good.figures["train_episodes"]) == (3, 3, 4 * 2 * 4)
+        assert good.not_checked["data"] == "the recipe reads no trajectories"
+        _named(found(head, listen, "train.episodes.tasks_per_step=9"), "environment-rows", "environment.train_rows has 3 different rows")
+        _named(found(head, listen, "environment.command=[/nowhere/gym]"), "environment-command", "/nowhere/gym is no program here")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = _named(found(head, f"environment.listen=127.0.0.1:{taken.getsockname()[1]}"), "environment-port", "cannot be listened at")
+        assert port.severity == "warning"
+        test.write_text(json.dumps({**rows[0], "agent_ref": {"name": "tau2_agent"}}))
+        _named(found(head, listen), "environment-agents", "rows name the agent 'tau2_agent'")
+        test.write_text(json.dumps({"responses_create_params": {}}))
+        _named(found(head, listen), "environment-rows", "`agent_ref` has no name")
+    assert _named(found("environment.head=http://127.0.0.1:9", listen), "environment-head", "does not answer from here").severity == "warning"

@@ -99,7 +99,7 @@ def test_an_agents_episodes_are_those_of_the_world_played_here(desk: Callable[..
     assert [one.episode.task_id for one in played] == [row.id for row in rows for _ in range(2)]
     assert all(len(one.turns) > 3 for one in played)
     assert played[0].episode.outcome() == {"reward": 1.0, "desk": "closed"}
-    assert player.num_unclaimed == 0
+    assert player.take_cost() == {"rollout/unclaimed_turns/sum": 0, "rollout/environment_retries/sum": 0}
     assert gym.refusals == []
     # The row's own fields arrive, sampled as the recipe says.
     assert {body["task"] for body in gym.runs} == {task.id for task in tasks}
@@ -189,7 +189,7 @@ def test_a_failing_server_is_asked_again_and_then_the_environment_has_failed(des
     assert played.end is EpisodeEnd.CLOSED
     assert played.reward == 1.0
     assert len(gym.runs) == 3
-    assert player.num_unclaimed == 2 * len(played.turns)
+    assert player.take_cost() == {"rollout/unclaimed_turns/sum": 2 * len(played.turns), "rollout/environment_retries/sum": 2}
     gym.changes = lambda result: (500, {"detail": "sandbox died"})
     (played,) = player.play(rows, 1, limits=LIMITS, place=PLACE)
     assert played.end is EpisodeEnd.ENVIRONMENT_FAILED
