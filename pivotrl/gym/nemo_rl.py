@@ -91,8 +91,14 @@ def check_exportable(recipe: Recipe) -> None:
     """Refuses a recipe that no configuration there could start.
 
     Raises:
-        UserError: where the model is no checkpoint directory.
+        UserError: where the model is no checkpoint directory, or the recipe has no pivots.
     """
+    if "select" not in recipe.stages:
+        raise UserError(
+            f"recipe {recipe.name} has the stages {', '.join(recipe.stages)}",
+            rule="what is exported is a recipe of pivots and its rows",
+            fix="export the recipe that this one is the baseline of; the rows of an environment are NeMo-Gym's already",
+        )
     if not isinstance(recipe.model, HuggingFaceModel):
         raise UserError(
             f"model.type is {recipe.model.type}", rule="NeMo-RL starts from a Hugging Face checkpoint", fix="train it first, then name the checkpoint"

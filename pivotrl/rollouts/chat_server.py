@@ -22,6 +22,8 @@ from pivotrl.rollouts.chat_messages import ChatRequest, UnusableRequest, read_ch
 
 _MAX_BODY_BYTES = 1 << 28
 _POLL_S = 0.1
+# All agents may call at once.
+_BACKLOG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class ChatServer:
         )
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
+        site = web.TCPSite(self._runner, self._host, self.port, backlog=_BACKLOG)
         try:
             await site.start()
         except OSError as error:

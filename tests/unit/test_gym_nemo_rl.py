@@ -120,3 +120,12 @@ def test_the_verb_writes_rows_configuration_and_differences(tmp_path: Path, cli:
     code, _, errors = cli("export-nemo-rl", RECIPES[0], "--run", tmp_path / "nowhere", "--out", tmp_path / "none", *GIVEN)
     assert (code, "no _SUCCESS" in errors) == (2, True)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("baseline", ["sft", "e2e"])
+def test_a_baseline_has_no_pivots_to_export(baseline: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+    words = (*GIVEN, "environment.train_rows=[/rows]", "environment.test_rows=[/rows]") if baseline == "e2e" else GIVEN
+    code, _, error = cli("export-nemo-rl", RECIPES[1] / baseline, "--run", tmp_path / "run", "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert "what is exported is a recipe of pivots" in " ".join(error.split())
+    assert not (tmp_path / "out").exists()
