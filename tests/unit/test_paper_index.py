@@ -33,6 +33,7 @@ WITHOUT_VALUE = {
         "parallel",
         "launch",
         "sft",
+        "train.episodes",
         "train.correction",
     ),
     # The sum of both is what the page states.
