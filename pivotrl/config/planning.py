@@ -72,8 +72,12 @@ class EfficiencyConfig(Section):
     """Of peak_tflops while reading prompts."""
     network: Fraction01 = 0.70
     """Of link and network bandwidth in collectives."""
+    device_digest_gb_per_s: PositiveFloat = 40.0
+    """A tensor's digest on its GPU, one process: 26 bytes of memory traffic per byte. Not measured."""
     digest_gb_per_s: PositiveFloat = 5.0
-    """A tensor's copy to the host and its digest there, one process."""
+    """A tensor's digest on the host, one process, where weights reach an engine through /dev/shm."""
+    tensor_s: PositiveFloat = 0.0005
+    """Host's work per tensor at each end of a hand-over, seconds: names, launches, vLLM's loader."""
     host_copy_gb_per_s: PositiveFloat = 3.0
     """Tensors into /dev/shm, and out of it into an engine."""
     expert_imbalance: Annotated[float, Field(ge=1)] = 1.5

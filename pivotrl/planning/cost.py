@@ -16,7 +16,7 @@ from pivotrl.megatron.architecture import LayerKind, expert_width, head_dim, lay
 from pivotrl.megatron.flops import Work, causal_pairs, forward_cost
 from pivotrl.megatron.layout import expert_tensor_size
 from pivotrl.planning.memory import key_value_bytes, ssm_bytes
-from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, count_parameters, stage_buffers
+from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, count_parameters, count_tensors, stage_buffers
 
 _GIGA, _TERA = 1e9, 1e12
 _SECONDS_PER_HOUR = 3600
@@ -132,16 +132,21 @@ def _exchange_s(traffic: Traffic, parallel: ParallelConfig, plan: PlanConfig, cl
 def _sync_s(config: Any, plan: PlanConfig, cluster: ClusterConfig, num_gpus: int) -> float:
     """One hand-over of all weights, `placement.transfer: nccl` where engines have nodes of their own, else through /dev/shm.
 
-    All passes through the trainer's process 0: gathered there over its one adapter, digested on the host, then sent to all replicas over that
-    adapter again. A replica digests what it got and, where it has several GPUs, writes it to /dev/shm for its workers to read in the end. Buckets
-    let the two ends overlap; nothing else does.
+    All passes through the trainer's process 0: gathered there over its one adapter, digested on its GPU, then sent on. By `nccl` every worker of
+    every engine receives all tensors over that adapter's other direction, digests them on its GPU and loads its part, while the sender gathers the
+    next bucket: the slower end counts. Through /dev/shm the sender copies them there, a replica digests them on the host and, where it has several
+    GPUs, writes them once more for its workers to read in the end.
     """
     num_bytes, efficiency = count_parameters(config).total * BFLOAT16_BYTES / _GIGA, plan.efficiency
     network, copy_s = num_bytes / (cluster.network_gb_per_s * efficiency.network), num_bytes / efficiency.host_copy_gb_per_s
     gather_s = network if num_gpus > cluster.gpus_per_node else num_bytes / (cluster.link_gb_per_s * efficiency.network)
-    digest_s, has_workers = num_bytes / efficiency.digest_gb_per_s, plan.generation_tensor_parallel_size > 1
-    send_s = network if plan.generation_nodes else copy_s
-    return send_s + max(gather_s + digest_s, digest_s + copy_s * has_workers) + copy_s * has_workers
+    tensors_s = count_tensors(config) * efficiency.tensor_s
+    device_s = num_bytes / efficiency.device_digest_gb_per_s + tensors_s
+    if plan.generation_nodes:
+        return max(gather_s, network) + device_s
+    has_workers = plan.generation_tensor_parallel_size > 1
+    replica_s = num_bytes / efficiency.digest_gb_per_s + copy_s * has_workers + tensors_s
+    return copy_s + max(gather_s + device_s, replica_s) + copy_s * has_workers
 
 
 def _rollout_s(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> float:

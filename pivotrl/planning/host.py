@@ -2,7 +2,8 @@
 
 What a trainer process keeps there follows upstream's fully reshardable save: main weights and both moments of its whole model part in float32,
 and while it gathers one of them two more copies of what it gathers at once. With `parallel.async_save` its weights join them until the files are
-written. An engine of several GPUs finds new weights as files in /dev/shm (rollouts/vllm.py), every replica of a node its own. Called by needs.py.
+written. Where trainer and engines share nodes, an engine of several GPUs writes new weights to /dev/shm for its workers (rollouts/vllm.py), every
+replica of a node its own; engines on nodes of their own receive them on their GPUs. Called by needs.py.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _trainer_terms(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
 def _engine_terms(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> tuple[Term, ...]:
     ranks, processes = plan.generation_tensor_parallel_size, cluster.gpus_per_node
     terms = [Term("engine processes", _fixed(processes, plan), f"{processes} processes")]
-    if ranks > 1:
+    if ranks > 1 and not plan.generation_nodes:
         replicas = max(processes // ranks, 1)
         terms.append(Term("new weights in /dev/shm", replicas * count_parameters(config).total * BFLOAT16_BYTES, f"bfloat16, {replicas} replicas"))
     return tuple(terms)

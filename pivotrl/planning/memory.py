@@ -12,7 +12,7 @@ from typing import Any
 
 from pivotrl.config.parallel import ParallelConfig
 from pivotrl.config.planning import ClusterConfig, PlanConfig
-from pivotrl.megatron.architecture import LayerKind, head_dim, layers, mamba_channels, mamba_inner
+from pivotrl.megatron.architecture import LayerKind, block_tensors, head_dim, layers, mamba_channels, mamba_inner
 from pivotrl.planning.activations import activation_parts
 from pivotrl.planning.weights import BFLOAT16_BYTES, FLOAT32_BYTES, Buffer, count_parameters, stage_buffers
 
@@ -20,8 +20,8 @@ GIB = 2**30
 # megatron/logprobs.py projects this many logits at a time; a chunk exists in the model's format, in float32 and as its gradient.
 _LOGIT_CHUNK_VALUES = 2**26
 _LOGIT_COPIES_BYTES = BFLOAT16_BYTES + 2 * FLOAT32_BYTES
-# Weights travel to the engine one tensor at a time; the largest fused tensor is gathered whole, and the engine receives it once more.
-_STAGING_COPIES = 2
+# placement.bucket_bytes by default.
+_BUCKET_BYTES = 256 << 20
 # A float32 state of the generation's Mamba layers, and its convolution window in the model's format.
 _SSM_STATE_BYTES = 4
 # megatron-core's default size of a bucket, in elements.
@@ -89,7 +89,7 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
         Term("optimizer", round(optimizer * (1 - on_host)), f"main weights float32, moments {plan.moment_dtype}, {on_host:.0%} on the host"),
         *_activation_terms(config, parallel, plan, num_tokens),
         Term("logits", _LOGIT_CHUNK_VALUES * _LOGIT_COPIES_BYTES, "one chunk"),
-        Term("weight sync", _STAGING_COPIES * _largest_tensor(config) * BFLOAT16_BYTES, "largest tensor, gathered and received"),
+        Term("weight sync", *_sender_staging(config, plan)),
         Term("fixed", round(plan.fixed_gib * GIB), "CUDA context, communication buffers"),
     ]
     if plan.checkpoint_gathers:
@@ -102,6 +102,28 @@ def trainer_memory(config: Any, parallel: ParallelConfig, plan: PlanConfig, clus
     if plan.has_reference:
         terms.insert(1, Term("reference", weights, "frozen copy of the initial policy"))
     return _memory(terms, plan, cluster)
+
+
+def _sender_staging(config: Any, plan: PlanConfig) -> tuple[int, str]:
+    """What process 0 holds of a hand-over: the largest tensor twice, its parts and the whole, or the whole and its copy in a bucket.
+
+    Where engines have GPUs of their own, a bucket is on its way meanwhile. A tensor larger than a bucket is one of its own; the two that are
+    (embedding, head) do not follow each other.
+    """
+    largest = config.vocab_size * config.hidden_size * BFLOAT16_BYTES
+    if not plan.generation_nodes:
+        return 2 * largest, "largest tensor, its parts and the whole"
+    return largest + max(largest, _BUCKET_BYTES) + _BUCKET_BYTES, "largest tensor, gathered and in a bucket, and a bucket on its way"
+
+
+def receiver_staging(config: Any, plan: PlanConfig) -> int:
+    """Bytes of a GPU of an engine that takes part in a hand-over: vLLM holds a layer's tensors whole until the last has come, then makes its part.
+
+    The last bucket of the layer may hold tensors of the next one, and the first one some of the layer before.
+    """
+    layer = max(sum(tensor.total for tensor in block_tensors(config, kind)) for layer in layers(config) for kind in layer) * BFLOAT16_BYTES
+    largest = config.vocab_size * config.hidden_size * BFLOAT16_BYTES
+    return max(layer, largest) * (1 + plan.generation_tensor_parallel_size) // plan.generation_tensor_parallel_size + 2 * _BUCKET_BYTES
 
 
 def _activation_terms(config: Any, parallel: ParallelConfig, plan: PlanConfig, num_tokens: int) -> list[Term]:
@@ -152,7 +174,9 @@ def engine_memory(config: Any, plan: PlanConfig, cluster: ClusterConfig) -> Memo
     )
     capacity = round(cluster.gpu_memory_gib * GIB)
     share = _ENGINE_FRAC if plan.engine_memory_frac is None else plan.engine_memory_frac
-    return Memory(terms, capacity=capacity, margin=round(capacity * (1 - share)))
+    # Beside what vLLM takes at its start: with nodes of their own engines receive new weights on the GPU.
+    staging = receiver_staging(config, plan) if plan.generation_nodes else 0
+    return Memory(terms, capacity=capacity, margin=max(round(capacity * (1 - share)), staging))
 
 
 def shared_memory(trainer: Memory, engine: Memory, plan: PlanConfig) -> Memory:
@@ -200,10 +224,6 @@ def _memory(terms: list[Term], plan: PlanConfig, cluster: ClusterConfig) -> Memo
 
 def _weight_bytes(part: Buffer) -> int:
     return FLOAT32_BYTES if part.is_fp32 else BFLOAT16_BYTES
-
-
-def _largest_tensor(config: Any) -> int:
-    return config.vocab_size * config.hidden_size
 
 
 def _count(config: Any, kind: LayerKind) -> int:

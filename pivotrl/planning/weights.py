@@ -72,6 +72,11 @@ def count_parameters(config: Any) -> Counts:
     )
 
 
+def count_tensors(config: Any) -> int:
+    """Tensors of a model, each expert's on its own, as a hand-over sends them; gate and up projection are counted as one, as are q, k and v."""
+    return sum(tensor.count * times for tensor, times in stage_tensors(config, ParallelConfig(), 0).items())
+
+
 def stage_tensors(config: Any, parallel: ParallelConfig, stage: int) -> Counter[Tensor]:
     """All tensors of pipeline stage `stage`, whole, with how often each occurs."""
     return sum(_chunks(config, parallel, stage), Counter[Tensor]())

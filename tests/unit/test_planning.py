@@ -22,10 +22,10 @@ from pivotrl.planning.activations import activation_bytes
 from pivotrl.planning.cost import step_work, touched_weight_bytes
 from pivotrl.planning.host import host_memories
 from pivotrl.planning.inputs import load_model
-from pivotrl.planning.memory import GIB, engine_memory, key_value_bytes, optimizer_bytes, ssm_bytes, trainer_memory
+from pivotrl.planning.memory import GIB, engine_memory, key_value_bytes, optimizer_bytes, receiver_staging, ssm_bytes, trainer_memory
 from pivotrl.planning.proposals import assess, propose
 from pivotrl.planning.remedies import remedies
-from pivotrl.planning.weights import Buffer, buffers, count_parameters, local_part, stage_buffers, stage_tensors
+from pivotrl.planning.weights import Buffer, buffers, count_parameters, count_tensors, local_part, stage_buffers, stage_tensors
 from pivotrl.verbs.plan import run_plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -209,24 +209,50 @@ def test_activations_are_split_by_kind_of_block(recompute: str) -> None:
 
 
 def test_weight_sync_by_hand() -> None:
-    """200 GB through one adapter of 10 GB/s twice; hosts digest at 2 GB/s and copy at 4 GB/s, a hundred seconds and fifty, the two ends at once."""
+    """Through an adapter in 20 s each way; a GPU digests in 5 s, a host in 100, copies in 50; 10 s for all tensors per end, both at once."""
     config = load_model(SUPER)[1]
     machine = cluster("h100_80gb").model_copy(update={"network_gb_per_s": count_parameters(config).total * 2 / 20e9, "link_gb_per_s": 1e9})
     size = count_parameters(config).total * 2 / 1e9
-    efficiency = EfficiencyConfig(network=1.0, digest_gb_per_s=size / 100, host_copy_gb_per_s=size / 50)
-    plan = SUPER_PLAN.model_copy(update={"efficiency": efficiency})
+    rates = {
+        "device_digest_gb_per_s": size / 5,
+        "digest_gb_per_s": size / 100,
+        "host_copy_gb_per_s": size / 50,
+        "tensor_s": 10 / count_tensors(config),
+    }
+    plan = SUPER_PLAN.model_copy(update={"efficiency": EfficiencyConfig(network=1.0, **rates)})
 
     def sync_s(**changes: Any) -> float:
         return assess(config, SUPER_LAYOUT, plan.model_copy(update=changes), machine).cost.sync_s
 
-    assert sync_s() == pytest.approx(20 + (100 + 50) + 50)
-    # One GPU per replica: nothing goes through /dev/shm, and the trainer's end, which gathers too, is the slower one.
-    assert sync_s(generation_tensor_parallel_size=1) == pytest.approx(20 + (20 + 100))
-    assert sync_s(generation_nodes=0) == pytest.approx(50 + (100 + 50) + 50)
+    # Gathered and sent at once; the other end receives, digests and loads meanwhile.
+    assert sync_s() == pytest.approx(20 + 5 + 10)
+    assert sync_s(generation_tensor_parallel_size=1) == pytest.approx(20 + 5 + 10)
+    # Through /dev/shm: written by the sender, read and digested, written again for the workers and read by them.
+    assert sync_s(generation_nodes=0) == pytest.approx(50 + (100 + 50 + 10) + 50)
+    assert sync_s(generation_nodes=0, generation_tensor_parallel_size=1) == pytest.approx(50 + (100 + 10))
+
+
+def test_a_hand_over_sends_every_expert_of_super_on_its_own() -> None:
+    """40 layers of 512 experts with two matrices, and 10 to 17 other tensors a block."""
+    config = load_model(SUPER)[1]
+    experts = 40 * 512 * 2
+    assert experts < count_tensors(config) < experts + 88 * 17
+
+
+def test_memory_of_a_hand_over_by_hand() -> None:
+    """A layer of experts of Super is 512 x 2 x 1,024 x 2,688 bfloat16 values; 8 GPUs share what is made of it."""
+    config, machine = load_model(SUPER)[1], cluster("h100_80gb")
+    experts = 512 * 2 * 1_024 * 2_688 * 2
+    assert receiver_staging(config, SUPER_PLAN) == pytest.approx(experts * 9 / 8 + 2 * 256 * 2**20, rel=0.02)
+    tight = SUPER_PLAN.model_copy(update={"engine_memory_frac": 0.95})
+    assert engine_memory(config, tight, machine).margin == receiver_staging(config, SUPER_PLAN)
+    assert engine_memory(config, tight.model_copy(update={"generation_nodes": 0}), machine).margin == pytest.approx(0.05 * 80 * GIB, rel=0.02)
+    terms = {term.name: term.num_bytes for term in trainer_memory(config, SUPER_LAYOUT, SUPER_PLAN, machine, world_size=256).terms}
+    assert terms["weight sync"] == 2 * 131_072 * 4_096 * 2 + 256 * 2**20
 
 
 def test_host_memory_by_hand() -> None:
-    """Per process 12 bytes of every parameter it holds, twice 4 of its largest buffer, 2 for weights copied; a node has eight, an engine one copy."""
+    """Per process 12 bytes of every parameter it holds, twice 4 of its largest buffer, 2 for weights copied; a node has eight."""
     config, machine = load_model(SUPER)[1], cluster("h200")
     layout = SUPER_LAYOUT.model_copy(update={"async_save": True})
     hosts = host_memories(config, layout, SUPER_PLAN, machine, world_size=256)
@@ -234,11 +260,14 @@ def test_host_memory_by_hand() -> None:
     elements, largest = sum(part.num_elements for part in parts), max(part.num_padded for part in parts)
     trainer, engine = hosts["the host of a trainer node"], hosts["the host of an engine node"]
     assert trainer.total == 8 * (8 * GIB + 12 * elements + 2 * 4 * largest + 2 * elements)
-    assert engine.total == 8 * 8 * GIB + 2 * count_parameters(config).total
+    assert engine.total == 8 * 8 * GIB
     offloaded = SUPER_PLAN.model_copy(update={"optimizer_offload_frac": 0.5})
     assert host_memories(config, layout, offloaded, machine, world_size=256)["the host of a trainer node"].total > trainer.total
     together = host_memories(config, layout, SUPER_PLAN.model_copy(update={"generation_nodes": 0}), machine, world_size=512)
     assert list(together) == ["the host of a node"]
+    # Only there an engine of several GPUs has its weights in /dev/shm.
+    terms = {term.name: term.num_bytes for term in together["the host of a node"].terms}
+    assert terms["new weights in /dev/shm"] == 2 * count_parameters(config).total
 
 
 def test_a_host_that_is_too_small_is_refused_by_name() -> None:
@@ -246,7 +275,7 @@ def test_a_host_that_is_too_small_is_refused_by_name() -> None:
     layout = SUPER_LAYOUT.model_copy(update={"expert_model_parallel_size": 64})
     assert assess(config, layout, SUPER_PLAN, cluster("h200")).fits
     small = assess(config, layout, SUPER_PLAN, cluster("h200").model_copy(update={"host_memory_gib": 300.0})).needs
-    assert [name for name, memory in small.judged if not memory.fits] == ["the host of a trainer node", "the host of an engine node"]
+    assert [name for name, memory in small.judged if not memory.fits] == ["the host of a trainer node"]
     found = [str(remedy) for remedy in remedies(config, SUPER_LAYOUT, SUPER_PLAN, cluster("b200"))]
     settings = ["parallel.overlap_grad_reduce=True", "parallel.expert_model_parallel_size=16"]
     assert found == [*settings, "checkpoint_gathers=False (not in this trainer)"]
