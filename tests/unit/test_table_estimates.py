@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pivotrl.evaluation.tables.curves import _mean_under
 from pivotrl.evaluation.tables.estimates import Estimate, Resampling, TaskScore, Total, change, mean_of, score, sign_flip_p
 
 DRAWS = Resampling(5, "domain", "benchmark")
@@ -184,3 +185,26 @@ def test_the_order_of_seeds_and_tasks_changes_nothing(before: dict[int, dict[str
     if known(forward).is_paired and set(before) == set(after):
         backward = change(straight[1], straight[0], DRAWS)
         assert known(backward).value == pytest.approx(-known(forward).value)
+
+
+def test_a_mean_of_curves_is_added_in_the_order_of_seeds() -> None:
+    """To the last bit on every machine: one that lies between two printed digits shows the same one everywhere."""
+    generator = np.random.default_rng(3)
+    weights, values = generator.random((40, 5)), generator.random((5, 12))
+    expected = [[0.0] * 12 for _ in weights]
+    for number, row in enumerate(weights.tolist()):
+        for weight, curve in zip(row, values.tolist(), strict=True):
+            expected[number] = [total + weight * value for total, value in zip(expected[number], curve, strict=True)]
+    assert _mean_under(weights, values).tolist() == expected
+
+
+def test_a_comparison_that_is_asked_for_again_is_the_same() -> None:
+    before, after = ({seed: tasks(a=level, b=0.0, c=level * seed) for seed in (0, 1)} for level in (0.25, 0.75))
+    first, again = known(change(before, after, DRAWS)), known(change(before, after, DRAWS))
+    elsewhere = known(change(before, after, Resampling(5, "domain", "another")))
+    assert first.tests == again.tests
+    first_R, again_R, elsewhere_R = (np.asarray(one.draws_R) for one in (first, again, elsewhere))
+    assert np.array_equal(first_R, again_R)
+    assert not np.array_equal(first_R, elsewhere_R)
+    with pytest.raises(ValueError, match="read-only"):
+        first_R[0] = 1.0

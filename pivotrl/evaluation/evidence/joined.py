@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pivotrl.evaluation.evidence.verdicts import NUM_QUARTERS
-from pivotrl.evaluation.tables.estimates import Estimate, Resampling, Test, change, drawn_seeds, mean_of, on_shared_seeds, paired_rows, sign_flip_p
+from pivotrl.evaluation.tables.estimates import Estimate, Resampling, Test, change, drawn_seeds, flipped_p, mean_of, on_shared_seeds, paired_rows
 from pivotrl.evaluation.tables.scores import draws_of
 from pivotrl.evaluation.tables.sources import Results
 from pivotrl.pivots.statistics import BOUNDS, Interval
@@ -57,13 +57,12 @@ def joined_change(results: Results, before: str, after: str, parts: Sequence[Par
 
 
 def _tests(by_cluster: Mapping[tuple[str, str], float], by_seed: Sequence[Mapping[int, float]], place: Resampling) -> tuple[Test, ...]:
-    sums = [by_cluster[key] for key in sorted(by_cluster)]
-    tests = [Test("permutation over tasks", sign_flip_p(sums, generator=place.generator("signs", place.seeds_key, place.tasks_key)), len(sums))]
+    sums = tuple(by_cluster[key] for key in sorted(by_cluster))
+    tests = [Test("permutation over tasks", flipped_p(sums, place, "signs", place.seeds_key, place.tasks_key), len(sums))]
     seeds = sorted(by_seed[0])
     if len(seeds) > 1 and all(set(part) == set(seeds) for part in by_seed):
-        means = [math.fsum(part[seed] for part in by_seed) / len(by_seed) for seed in seeds]
-        generator = place.generator("seed signs", place.seeds_key, place.tasks_key)
-        tests.append(Test("permutation over seeds", sign_flip_p(means, generator=generator), len(means)))
+        means = tuple(math.fsum(part[seed] for part in by_seed) / len(by_seed) for seed in seeds)
+        tests.append(Test("permutation over seeds", flipped_p(means, place, "seed signs", place.seeds_key, place.tasks_key), len(means)))
     return tuple(tests)
 
 

@@ -243,7 +243,14 @@ type _Drawn = list[tuple[Matrix, Matrix]]
 
 
 def _weighted(arm: ArmCurve, weights_R_S: Matrix) -> tuple[Matrix, Matrix]:
-    return weights_R_S @ arm.accuracy_S_T, weights_R_S
+    return _mean_under(weights_R_S, arm.accuracy_S_T), weights_R_S
+
+
+def _mean_under(weights_R_S: Matrix, values_S_T: Matrix) -> Matrix:
+    """[R, T] of the seeds' mean under weights, added in the order of seeds: a matrix product's last bit, which can decide a printed digit where a
+    mean lies between two, depends on the processor.
+    """
+    return (weights_R_S[:, :, None] * values_S_T).sum(axis=1)
 
 
 def _resampled(results: Results, arms: Sequence[ArmCurve], domain: str) -> _Drawn:
@@ -265,7 +272,10 @@ def _matched(drawn: _Drawn) -> Matrix:
 def _costs(arms: Sequence[ArmCurve], drawn: _Drawn, kind: str) -> list[Matrix]:
     """[R] per arm: what its mean curve paid when it first reached the matched accuracy."""
     target_R = _matched(drawn)
-    return [first_reach(accuracy_R_T, weights_R_S @ arm.paid(kind), target_R) for arm, (accuracy_R_T, weights_R_S) in zip(arms, drawn, strict=True)]
+    return [
+        first_reach(accuracy_R_T, _mean_under(weights_R_S, arm.paid(kind)), target_R)
+        for arm, (accuracy_R_T, weights_R_S) in zip(arms, drawn, strict=True)
+    ]
 
 
 def first_reach(accuracy_R_T: Matrix, paid_R_T: Matrix, target_R: Matrix) -> Matrix:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from pivotrl.pivots.statistics import BOUNDS, NUM_RESAMPLES, Interval, paired_di
 # Sign patterns enumerated exactly; above it they are drawn.
 _MAX_EXACT_SIGNS = 12
 _NUM_SIGN_DRAWS = 10_000
+
+# Tables, figures and findings ask for the same comparisons; each answer is kept, at most 80 KB.
+_REMEMBERED = 1024
 
 type Draws = npt.NDArray[np.float64]
 
@@ -116,7 +120,7 @@ def score(seeds: Seeds, resampling: Resampling) -> Estimate | None:
         return _total(seeds, resampling)
     clusters = {one.cluster for _, one in rows}
     value = math.fsum(one.mean for _, one in rows) / len(rows)
-    draws_R = _hierarchical_means([(seed, one.cluster, one.mean) for seed, one in rows], resampling)
+    draws_R = _hierarchical_means(tuple((seed, one.cluster, one.mean) for seed, one in rows), resampling)
     is_share = len(clusters) == len(rows) and all(one.mean in (0.0, 1.0) and one.num_attempts == 1 for _, one in rows)
     bounds = None
     if value in (0.0, 1.0) or (is_share and len(seeds) == 1):
@@ -133,7 +137,7 @@ def change(before: Seeds, after: Seeds, resampling: Resampling) -> Estimate | No
     pairs = paired_rows(before, after)
     if not pairs:
         return _unpaired(before, after, resampling)
-    rows = [(seed, late.cluster, late.mean - early) for seed, early, late in pairs]
+    rows = tuple((seed, late.cluster, late.mean - early) for seed, early, late in pairs)
     value = math.fsum(row[2] for row in rows) / len(rows)
     tests = _tests(pairs, before, after, resampling)
     num_attempts = sum(late.num_attempts for _, _, late in pairs)
@@ -191,8 +195,15 @@ def sign_flip_p(differences: Sequence[float], *, generator: np.random.Generator)
     return float((1 + np.sum(np.abs(signs @ nonzero) >= observed)) / (1 + _NUM_SIGN_DRAWS))
 
 
-def _hierarchical_means(rows: Sequence[tuple[int, str, float]], resampling: Resampling) -> Draws:
-    """Resampled means of (seed, cluster, value) rows; NaN where a resample drew no row."""
+@lru_cache(maxsize=_REMEMBERED)
+def flipped_p(differences: tuple[float, ...], resampling: Resampling, *place: str) -> float:
+    """`sign_flip_p` with the signs of one place."""
+    return sign_flip_p(differences, generator=resampling.generator(*place))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _hierarchical_means(rows: tuple[tuple[int, str, float], ...], resampling: Resampling) -> Draws:
+    """Resampled means of (seed, cluster, value) rows; NaN where a resample drew no row. Not to be changed by the caller."""
     seeds, clusters = sorted({seed for seed, _, _ in rows}), sorted({cluster for _, cluster, _ in rows})
     place_s, place_c = {seed: i for i, seed in enumerate(seeds)}, {cluster: i for i, cluster in enumerate(clusters)}
     sums_S_C, sizes_S_C = np.zeros((len(seeds), len(clusters))), np.zeros((len(seeds), len(clusters)))
@@ -202,7 +213,9 @@ def _hierarchical_means(rows: Sequence[tuple[int, str, float]], resampling: Resa
     drawn_R_S, drawn_R_C = drawn_seeds(resampling, len(seeds)), drawn_tasks(resampling, len(clusters))
     sums_R, sizes_R = ((drawn_R_S * (drawn_R_C @ of_S_C.T)).sum(axis=1) for of_S_C in (sums_S_C, sizes_S_C))
     with np.errstate(invalid="ignore"):
-        return sums_R / sizes_R
+        means_R = sums_R / sizes_R
+    means_R.flags.writeable = False
+    return means_R
 
 
 def drawn_seeds(resampling: Resampling, size: int) -> Draws:
@@ -216,10 +229,12 @@ def drawn_tasks(resampling: Resampling, size: int) -> Draws:
 
 
 # Arms and domains share the draws of a benchmark: kept small and drawn once.
-@lru_cache(maxsize=16)
-def _drawn(seed: int, place: tuple[str, str], size: int, num_resamples: int) -> npt.NDArray[np.int16]:
+@lru_cache(maxsize=64)
+def _drawn(seed: int, place: tuple[str, str], size: int, num_resamples: int) -> npt.NDArray[Any]:
     generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "tables", *place)))
-    return generator.multinomial(size, np.full(size, 1 / size), size=num_resamples).astype(np.int16)
+    drawn = generator.multinomial(size, np.full(size, 1 / size), size=num_resamples)
+    # A byte each, but for a cluster drawn more than 255 times.
+    return drawn.astype(np.min_scalar_type(drawn.max()))
 
 
 def paired_rows(before: Seeds, after: Seeds) -> list[tuple[int, float, TaskScore]]:
@@ -254,11 +269,11 @@ def _tests(pairs: Sequence[tuple[int, float, TaskScore]], before: Seeds, after: 
     if is_binary and len(before) == len(after) == 1 and len(by_cluster) == len(pairs):
         exact = paired_difference([early for _, early, _ in pairs], [late.mean for _, _, late in pairs], [late.task for _, _, late in pairs], seed=0)
         return (Test("McNemar, exact", exact.sign_test_p, exact.wins + exact.losses),)
-    sums = [math.fsum(values) for values in by_cluster.values()]
-    found = [Test("permutation over tasks", sign_flip_p(sums, generator=resampling.generator("signs", resampling.tasks_key)), len(sums))]
+    sums = tuple(math.fsum(values) for values in by_cluster.values())
+    found = [Test("permutation over tasks", flipped_p(sums, resampling, "signs", resampling.tasks_key), len(sums))]
     if len(by_seed) > 1 and set(before) == set(after):
-        means = [math.fsum(values) / len(values) for values in by_seed.values()]
-        found.append(Test("permutation over seeds", sign_flip_p(means, generator=resampling.generator("signs", resampling.seeds_key)), len(means)))
+        means = tuple(math.fsum(values) / len(values) for values in by_seed.values())
+        found.append(Test("permutation over seeds", flipped_p(means, resampling, "signs", resampling.seeds_key), len(means)))
     return tuple(found)
 
 
