@@ -213,7 +213,7 @@ def environment_rows(loaded: LoadedRecipe, run: Path, key: Literal["train_rows",
 
     config = loaded.recipe.environment
     assert config is not None, "the schema demands an environment section"
-    return read_episode_rows(expand_all(loaded, run, getattr(config, key)), key=f"environment.{key}")
+    return read_episode_rows(expand_all(loaded, run, getattr(config, key)), key=f"environment.{key}", agent=config.agent)
 
 
 @contextmanager

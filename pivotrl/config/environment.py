@@ -23,8 +23,11 @@ class EnvironmentConfig(Section):
     replaced. Its output is in RUN/environment."""
     start_deadline_s: PositiveInt = 1800
     """The stage stops where the head server or an agent that a row names does not answer by then."""
+    agent: str | None = None
+    """The agent of rows that name none; without it such a row is refused."""
     train_rows: tuple[str, ...] = ()
-    """JSONL files of NeMo-Gym rows that `train.episodes` plays; each row names its agent (`agent_ref`). `{recipe}` and `{run}` are replaced."""
+    """JSONL files of NeMo-Gym rows that `train.episodes` plays. A row names its agent (`agent_ref`), or `agent` does. `{recipe}` and `{run}` are
+    replaced."""
     test_rows: tuple[str, ...] = ()
     """Rows that the `environment` suite plays."""
     max_concurrent_episodes: PositiveInt = 256

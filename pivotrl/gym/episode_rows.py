@@ -32,11 +32,12 @@ class EpisodeRow:
         return {**self.value, _PARAMS: params}
 
 
-def read_episode_rows(paths: Sequence[Path], *, key: str) -> tuple[EpisodeRow, ...]:
+def read_episode_rows(paths: Sequence[Path], *, key: str, agent: str | None = None) -> tuple[EpisodeRow, ...]:
     """The rows of files and folders, each once, in order.
 
     Args:
         key: the recipe's key, for errors.
+        agent: plays rows that name no agent.
 
     Raises:
         UserError: for a path without rows, and for a row that cannot be read or names no agent, with its file and line.
@@ -45,22 +46,22 @@ def read_episode_rows(paths: Sequence[Path], *, key: str) -> tuple[EpisodeRow, .
     for found in read_rows(paths):
         if isinstance(found, RowQuarantined):
             raise _unusable(key, f"{found.file}:{found.line}", found.reason)
-        row = _row(found, key)
+        row = _row(found, key, agent)
         rows.setdefault(row.id, row)
     if not rows:
         raise UserError(f"{key} names no row", rule="an environment's tasks are rows", fix=f"give JSONL files of NeMo-Gym rows as {key}")
     return tuple(rows.values())
 
 
-def _row(found: GymRow, key: str) -> EpisodeRow:
-    agent = found.value.get(_AGENT)
-    name = agent.get("name") if isinstance(agent, dict) else None
+def _row(found: GymRow, key: str, agent: str | None) -> EpisodeRow:
+    stated = found.value.get(_AGENT)
+    name = stated.get("name") if isinstance(stated, dict) else agent if stated is None else None
     if not isinstance(name, str) or not name:
-        raise _unusable(key, found.place, f"`{_AGENT}` has no name")
+        raise _unusable(key, found.place, f"`{_AGENT}` has no name, and environment.agent is null" if stated is None else f"`{_AGENT}` has no name")
     if not isinstance(found.value.get(_PARAMS), dict):
         raise _unusable(key, found.place, f"`{_PARAMS}` is not an object")
     return EpisodeRow(content_id(dict(found.value)), name, found.value)
 
 
 def _unusable(key: str, place: str, reason: str) -> UserError:
-    return UserError(f"{key}: {place}: {reason}", rule=_RULE, fix="correct the row; `ng_prepare_data` of NeMo-Gym writes agent_ref")
+    return UserError(f"{key}: {place}: {reason}", rule=_RULE, fix="correct the row, or name the agent as environment.agent")

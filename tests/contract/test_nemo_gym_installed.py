@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from fakes.tiny_tokenizer import CHATML, tiny_tokenizer
 
-from pivotrl.config.environment import EnvironmentConfig
+from pivotrl import build
+from pivotrl.config.load import load_recipe
 from pivotrl.config.schema import RenderConfig
-from pivotrl.gym.episode_rows import read_episode_rows
 from pivotrl.gym.player import GymPlayer, opened
 from pivotrl.rollouts.engine import GenerationRequest
 from pivotrl.rollouts.episodes import EpisodeEnd, Limits
@@ -28,11 +28,7 @@ from pivotrl.types import Completion, FinishReason
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv-nemo-gym" / "bin"
-AGENT, SERVERS = "example_multi_step_simple_agent", ("resources_servers/example_multi_step", "responses_api_models/vllm_model")
-CONFIGS = (
-    "resources_servers/example_multi_step/configs/example_multi_step.yaml",
-    "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml",
-)
+RECIPE = ROOT / "recipes" / "nemo_gym_example"
 LIMITS = Limits(max_prompt_tokens=20_000, max_new_tokens=400, temperature=1.0, ends_at_cut=True)
 
 pytestmark = pytest.mark.skipif(not BIN.exists(), reason="NeMo-Gym is not installed; `make nemo-gym` installs it")
@@ -83,35 +79,22 @@ def _expert(expected: dict[str, list[str]]) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="module")
-def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    package = next((BIN.parent / "lib").glob("python*/site-packages"))
-    lines = (package / SERVERS[0] / "data" / "example.jsonl").read_text().splitlines()
-    rows = [{**json.loads(line), "agent_ref": {"type": "responses_api_agents", "name": AGENT}} for line in lines]
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-@pytest.fixture(scope="module")
-def played(rows_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GymPlayer, TextPolicy, Any]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GymPlayer, TextPolicy, Any]]:
+    """The example recipe's servers, started by its script, and its rows."""
     directory = tmp_path_factory.mktemp("gym")
-    # Servers run in environments of their own; here one serves all.
-    for server in (*SERVERS, "responses_api_agents/simple_agent"):
-        (directory / "venvs" / server).mkdir(parents=True)
-        (directory / "venvs" / server / ".venv").symlink_to(BIN.parent)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = str(free.getsockname()[1])
     renderer = Renderer.build(tiny_tokenizer(), RenderConfig(action_format="hermes", history_reasoning="template", max_prompt_tokens=20_000), CHATML)
-    config = EnvironmentConfig(type="nemo_gym", head=f"http://127.0.0.1:{port}", listen="127.0.0.1:0", start_deadline_s=300)
-    rows = read_episode_rows([rows_file], key="environment.train_rows")
+    loaded = load_recipe(RECIPE)
+    rows, recipe = build.environment_rows(loaded, directory, "train_rows"), loaded.recipe.environment
+    assert recipe is not None
+    changes = {"head": f"http://127.0.0.1:{port}", "listen": "127.0.0.1:0", "start_deadline_s": 600}
+    config = recipe.model_copy(update=changes)
     policy = TextPolicy(renderer)
 
     def command(policy_base_url: str) -> list[str]:
-        words = {"policy_base_url": policy_base_url, "policy_api_key": "none", "policy_model_name": "policy"}
-        words |= {"head_server.host": "127.0.0.1", "head_server.port": str(port)}
-        words |= {"skip_venv_if_present": "true", "uv_venv_dir": str(directory / "venvs")}
-        return [str(BIN / "gym"), "env", "start", f"+config_paths=[{','.join(CONFIGS)}]", *(f"++{key}={value}" for key, value in words.items())]
+        return [str(RECIPE / "servers.sh"), policy_base_url, port, str(directory)]
 
     with opened(config, rows, policy, renderer, command=command, directory=directory, run_seed=1) as player:
         yield player, policy, rows

@@ -289,6 +289,8 @@ def test_rows_are_read_once_each_and_refused_with_their_place(tmp_path: Path) ->
         file.write_text(json.dumps(row) + "\n" + json.dumps(bad))
         with pytest.raises(UserError, match=f"environment.test_rows: rows.jsonl:2: {reason}"):
             read_episode_rows([file], key="environment.test_rows")
+    file.write_text(json.dumps(row) + "\n" + json.dumps({"responses_create_params": {}}))
+    assert [one.family for one in read_episode_rows([file], key="environment.test_rows", agent="b")] == ["a", "b"]
     file.write_text("")
     with pytest.raises(UserError, match="names no row"):
         read_episode_rows([file], key="environment.train_rows")
