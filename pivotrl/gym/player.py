@@ -103,6 +103,7 @@ class GymPlayer:
         self._portal, self._server, self._agents = portal, server, agents
         self._num_open = 0
         self._last_ticket = 0
+        self._told_of_length = False
         self._cost: Counter[str] = Counter()
 
     def first_prompt(self, task: EpisodeRow) -> tuple[int, ...] | None:  # noqa: ARG002 - the interface's
@@ -168,8 +169,7 @@ class GymPlayer:
                 limit = collection.limits.max_prompt_tokens + collection.limits.max_new_tokens
                 one.answer({"tokens": list(prompt), "count": len(prompt), "max_model_len": limit})
             elif len(prompt) > collection.limits.max_prompt_tokens:
-                # In the words that NeMo-Gym's model server takes for a full context, and not for an error.
-                one.refuse(f"the maximum context length is {collection.limits.max_prompt_tokens} tokens and the messages have {len(prompt)}")
+                self._refuse_length(one, len(prompt), collection.limits.max_prompt_tokens)
             else:
                 requests.append((one, self._request(prompt, one.request.max_new_tokens, collection)))
         if not requests:
@@ -197,6 +197,13 @@ class GymPlayer:
                     reasoning=self._config.reasoning,
                 )
             )
+
+    def _refuse_length(self, asked: Asked, num_tokens: int, limit: int) -> None:
+        """In the words that NeMo-Gym's model server takes for a full context, and not for an error. Said once on stderr."""
+        if not self._told_of_length:
+            self._told_of_length = True
+            sys.stderr.write(f"environment: a prompt of {num_tokens} tokens was refused; render.max_prompt_tokens is {limit}\n")
+        asked.refuse(f"the maximum context length is {limit} tokens and the messages have {num_tokens}")
 
     def _rendered(self, asked: Sequence[Asked]) -> Iterator[tuple[tuple[int, ...], Asked]]:
         """Prompts of the requests that have one; the others are refused."""

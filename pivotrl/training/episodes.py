@@ -99,7 +99,7 @@ class EpisodeSource[TaskT: WorldTask]:
 
         Raises:
             InfraLimitError: where more than train.max_infra_frac of the episodes ended by the infrastructure's fault.
-            UserError: where no task keeps two counted episodes.
+            UserError: where no task keeps two counted episodes, or no episode has a turn.
         """
         groups = self._sample(step)
         check_infra([group.rollouts_G for group in groups], max_infra_frac=self._config.max_infra_frac, where=f"step {step}")
@@ -109,10 +109,17 @@ class EpisodeSource[TaskT: WorldTask]:
                 rule="a step needs a group to compare episodes in; sampling.truncated is `exclude` and almost all were cut",
                 fix="raise sampling.max_new_tokens, or count truncated samples as `zero`",
             )
+        samples = turn_samples(groups, self._truncated)
+        if not samples:
+            raise UserError(
+                f"no turn was sampled in the episodes of step {step} that count",
+                rule="a step learns from turns; a prompt longer than render.max_prompt_tokens gets none",
+                fix="raise render.max_prompt_tokens, or give the agents shorter prompts",
+            )
         self._num_turns += sum(len(group.turns) for group in groups)
         return StepData(
             micro_batches=train_micro_batches(
-                train_batch(turn_samples(groups, self._truncated)),
+                train_batch(samples),
                 batching=self._config.batching,
                 micro_batch_tokens=self._config.micro_batch_tokens,
                 skip_zero_variance=self._config.kl.beta == 0,

@@ -20,7 +20,7 @@ from pivotrl.identity import derive_seed
 from pivotrl.launching.jobs import recipe_jobs
 from pivotrl.metrics import check_name
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
-from pivotrl.rollouts.episodes import Limits, WorldPlayer, play
+from pivotrl.rollouts.episodes import EpisodeEnd, Limits, PlayedEpisode, WorldPlayer, play
 from pivotrl.rollouts.local import LocalSampler
 from pivotrl.rollouts.render import Renderer
 from pivotrl.rollouts.scripted import ScriptedEngine
@@ -340,3 +340,31 @@ def test_tasks_are_those_of_the_training_part_and_prompts_must_fit() -> None:
         training_tasks(tasks, frozenset({"task-1"}), config=config)
     with pytest.raises(UserError, match=r"first prompt of task task-0 has 2 tokens and render.max_prompt_tokens is 1"):
         source_of(scripted(), config_of(), max_prompt_tokens=1)
+
+
+class SilentPlayer:
+    """Episodes whose agents never got a turn: every prompt was too long."""
+
+    def first_prompt(self, task: DigitTask) -> tuple[int, ...]:
+        return (task.first,)
+
+    def play(self, tasks: Sequence[DigitTask], num_samples: int, **_: object) -> list[PlayedEpisode[DigitEpisode]]:
+        return [PlayedEpisode(DigitEpisode(task.id, []), [], EpisodeEnd.CLOSED, 0.0) for task in tasks for _ in range(num_samples)]
+
+    def take_cost(self) -> dict[str, float]:
+        return {}
+
+
+def test_a_step_without_a_turn_is_refused_and_says_what_to_raise() -> None:
+    policy = Policy(scripted())
+    source = EpisodeSource(
+        cast(LocalSampler, policy),
+        SilentPlayer(),
+        [DigitTask("task-0", 4)],
+        config=config_of(),
+        sampling=sampling_config("zero"),
+        max_prompt_tokens=40,
+        seed=SEED,
+    )
+    with pytest.raises(UserError, match="no turn was sampled in the episodes of step 0"):
+        source.batch(0)
