@@ -1,8 +1,10 @@
 """Whole episodes played by agents of NeMo-Gym: they ask for the turns, their environment says what the episode was worth.
 
-An episode is one POST /run of a row to its agent. Whatever the agent asks meanwhile comes to `rollouts/chat_server.py`, is rendered, sampled and
-parsed here by the recipe's renderer and engine, and goes back with a ticket; the result hands the tickets of its turns on, so reward and
-turns belong together by what the agent itself says. Nothing of an agent's text is encoded again.
+An episode is one POST /run of a row to its agent. Whatever the agent asks meanwhile comes to rollouts/chat_server.py and is answered by
+gym/turns.py with a ticket; the result hands the tickets of its turns on, so reward and turns belong together by what the agent itself says.
+
+Many agents turn every error into a result with reward 0. So a result counts only where it names turns that were sampled for it, and none does once
+the engine has failed.
 
 Results depend on the environment, which need not be deterministic. What is drawn does not depend on timing: the k-th sample of a prompt in
 a step has the k-th seed of that prompt, and the episodes of a task are put in the order of their tokens. Log-probs do in their last digits,
@@ -12,14 +14,14 @@ as far as which turns meet in a batch does.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,18 +33,19 @@ from pivotrl.config.environment import EnvironmentConfig
 from pivotrl.errors import UserError
 from pivotrl.gym.episode_rows import EpisodeRow
 from pivotrl.gym.servers import running, wait_for_agents
-from pivotrl.identity import content_id, derive_seed
-from pivotrl.rollouts.chat_messages import chat_reply, tickets_of
-from pivotrl.rollouts.chat_server import Asked, ChatServer
-from pivotrl.rollouts.engine import Engine, EngineError, GenerationRequest
+from pivotrl.gym.turns import Prompted, Turns
+from pivotrl.rollouts.chat_messages import says_something, tickets_of
+from pivotrl.rollouts.chat_server import ChatServer
+from pivotrl.rollouts.engine import Engine
 from pivotrl.rollouts.episodes import EpisodeEnd, Limits, PlayedEpisode, SampledTurn
 from pivotrl.rollouts.render import Renderer
-from pivotrl.rollouts.render_template import UnrenderableState
 from pivotrl.types import FinishReason, Message, Role, State, ToolOrigin
 
 _SERVER_ERRORS = range(500, 600)
 _MAX_SHOWN = 300
 _SAY_EVERY_S = 30.0
+# Before an episode is played again: its server may be starting.
+_PAUSE_S = 2.0
 _UNCLAIMED, _RETRIES = "rollout/unclaimed_turns/sum", "rollout/environment_retries/sum"
 
 
@@ -51,12 +54,14 @@ class AgentEpisode:
     """An episode that an agent played: what is left of it to look at."""
 
     task_id: str
-    messages: tuple[Message, ...]
     result: dict[str, Any]
+    last: SampledTurn | None
+    decode: Callable[[Sequence[int]], str]
 
     def state(self) -> State:
-        """The last prompt as text, and the turn that answered it."""
-        return State(self.messages, (), ToolOrigin.NONE)
+        """The last prompt as text, and the turn that answered it; empty where there was none."""
+        turns = () if self.last is None else (Message(Role.USER, self.decode(self.last.prompt_token_ids)), self.last.action.as_message())
+        return State(turns, (), ToolOrigin.NONE)
 
     def outcome(self) -> dict[str, Any]:
         """The environment's own words, long texts and conversations left out."""
@@ -70,23 +75,16 @@ class _Run:
     row: EpisodeRow
     result: dict[str, Any] | None = None
     failure: str = ""
-
-
-@dataclass(slots=True)
-class _Collection:
-    """The turns of one call of `play`."""
-
-    limits: Limits
-    place: tuple[str | int, ...]
-    turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
-    """By ticket, those that no result has claimed yet."""
-    num_asked: Counter[str] = field(default_factory=Counter[str])
-    """By prompt."""
-    engine_failure: str = ""
+    engine_failed: bool = False
+    """The engine failed before the result was there."""
 
 
 class GymPlayer:
-    """Plays rows. Lifecycle: `opened`; `play` any number of times, under whatever weights the engine has by then."""
+    """Plays rows. Lifecycle: `opened`; `play` any number of times, under whatever weights the engine has by then.
+
+    Args:
+        check: raises once the servers' program has ended.
+    """
 
     def __init__(
         self,
@@ -97,13 +95,13 @@ class GymPlayer:
         portal: BlockingPortal,
         server: ChatServer,
         agents: dict[str, str],
+        check: Callable[[], None],
         run_seed: int,
     ) -> None:
         self._config, self._engine, self._renderer, self._run_seed = config, engine, renderer, run_seed
-        self._portal, self._server, self._agents = portal, server, agents
+        self._portal, self._server, self._agents, self._check = portal, server, agents, check
         self._num_open = 0
-        self._last_ticket = 0
-        self._told_of_length = False
+        self._tickets = itertools.count(1)
         self._cost: Counter[str] = Counter()
 
     def first_prompt(self, task: EpisodeRow) -> tuple[int, ...] | None:  # noqa: ARG002 - the interface's
@@ -113,28 +111,31 @@ class GymPlayer:
     def play(self, tasks: Sequence[EpisodeRow], num_samples: int, *, limits: Limits, place: tuple[str | int, ...]) -> list[PlayedEpisode]:
         """`num_samples` episodes of each task, in the order of the tasks.
 
-        An episode whose server failed, or took too long, has the end ENVIRONMENT_FAILED; one that failed with the engine ENGINE_FAILED.
+        An episode that names no turn, whose server failed or took too long, or that its environment masks under limits of training, has the end
+        ENVIRONMENT_FAILED; one that was open when the engine failed ENGINE_FAILED.
 
         Args:
             place: where in the run this happens, for the seeds.
 
         Raises:
             UserError: where an agent refuses a row, its reward is not in [0, 1], or its results have no tickets.
+            InfraLimitError: where the program that runs the servers has ended.
         """
-        collection = _Collection(limits, place)
         runs = [_Run(row) for row in tasks for _ in range(num_samples)]
+        settings = {"reasoning": self._config.reasoning, "run_seed": self._run_seed, "place": place, "tickets": self._tickets}
+        turns = Turns(self._engine, self._renderer, limits=limits, **settings, when_engine_fails=lambda: _mark_open(runs))
         slots = asyncio.Semaphore(self._config.max_concurrent_episodes)
         self._server.open()
         futures = [self._portal.start_task_soon(self._post, run, slots, limits) for run in runs]
         try:
-            self._serve(collection, futures)
+            self._serve(turns, futures)
         finally:
             self._server.shut()
             for future in futures:
                 future.cancel()
-        played = [self._played(run, collection) for run in runs]
-        self._check_tickets(runs, collection)
-        self._cost[_UNCLAIMED] += len(collection.turns)
+        played = [self._played(run, turns, limits) for run in runs]
+        _check_tickets(runs, turns)
+        self._cost[_UNCLAIMED] += turns.num_unclaimed
         groups = [played[start : start + num_samples] for start in range(0, len(played), num_samples)]
         return [one for group in groups for one in sorted(group, key=_token_order)]
 
@@ -143,7 +144,7 @@ class GymPlayer:
         cost, self._cost = self._cost, Counter()
         return {_UNCLAIMED: cost[_UNCLAIMED], _RETRIES: cost[_RETRIES]}
 
-    def _serve(self, collection: _Collection, futures: Sequence[Future[None]]) -> None:
+    def _serve(self, turns: Turns, futures: Sequence[Future[None]]) -> None:
         """Answers until every episode has ended; says every half a minute how far they are, inside of the stage's own bar."""
         said_s = started_s = time.monotonic()
         while True:
@@ -153,72 +154,24 @@ class GymPlayer:
                     raise error
             if len(done) == len(futures):
                 return
+            self._check()
             if time.monotonic() - said_s > _SAY_EVERY_S:
                 said_s = time.monotonic()
-                rate = len(collection.turns) / (said_s - started_s)
-                sys.stderr.write(f"environment: {len(done)} of {len(futures)} episodes have ended, {rate:.1f} turns/s\n")
-            if asked := self._server.take(lambda: self._num_open, self._config.batch_wait_s):
-                self._answer(asked, collection)
+                rate = turns.num_sampled / (said_s - started_s)
+                refused = f"; refused: {turns.refusal}" if turns.refusal else ""
+                sys.stderr.write(f"environment: {len(done)} of {len(futures)} episodes have ended, {rate:.1f} turns/s{refused}\n")
+            if batch := self._next_batch(turns):
+                turns.answer(batch)
 
-    def _answer(self, asked: Sequence[Asked], collection: _Collection) -> None:
-        """One batch of turns."""
-        requests: list[tuple[Asked, GenerationRequest]] = []
-        # In the order of the prompts, not of arrival: an engine's log-probs depend on its batch in their last digits.
-        for prompt, one in sorted(self._rendered(asked), key=itemgetter(0)):
-            if one.is_tokenize:
-                limit = collection.limits.max_prompt_tokens + collection.limits.max_new_tokens
-                one.answer({"tokens": list(prompt), "count": len(prompt), "max_model_len": limit})
-            elif len(prompt) > collection.limits.max_prompt_tokens:
-                self._refuse_length(one, len(prompt), collection.limits.max_prompt_tokens)
-            else:
-                requests.append((one, self._request(prompt, one.request.max_new_tokens, collection)))
-        if not requests:
-            return
-        try:
-            completions = self._engine.generate([request for _, request in requests])
-        except EngineError as error:
-            collection.engine_failure = str(error)
-            for one, _ in requests:
-                one.refuse(f"the engine failed: {error}", 500)
-            return
-        for (one, request), (completion,) in zip(requests, completions, strict=True):
-            tools = one.request.state.tools
-            turn = SampledTurn(request.prompt_token_ids, completion, self._renderer.parse(completion.token_ids, tools))
-            self._last_ticket += 1
-            collection.turns[self._last_ticket] = turn
-            one.answer(
-                chat_reply(
-                    completion,
-                    turn.action,
-                    text=self._renderer.completion_text(completion.token_ids),
-                    tools=tools,
-                    num_prompt_tokens=len(request.prompt_token_ids),
-                    ticket=self._last_ticket,
-                    reasoning=self._config.reasoning,
-                )
-            )
-
-    def _refuse_length(self, asked: Asked, num_tokens: int, limit: int) -> None:
-        """In the words that NeMo-Gym's model server takes for a full context, and not for an error. Said once on stderr."""
-        if not self._told_of_length:
-            self._told_of_length = True
-            sys.stderr.write(f"environment: a prompt of {num_tokens} tokens was refused; render.max_prompt_tokens is {limit}\n")
-        asked.refuse(f"the maximum context length is {limit} tokens and the messages have {num_tokens}")
-
-    def _rendered(self, asked: Sequence[Asked]) -> Iterator[tuple[tuple[int, ...], Asked]]:
-        """Prompts of the requests that have one; the others are refused."""
-        for one in asked:
-            try:
-                yield self._renderer.render_prompt(one.request.state), one
-            except UnrenderableState as error:
-                one.refuse(f"the chat template refuses the conversation: {error}")
-
-    def _request(self, prompt: tuple[int, ...], cap: int | None, collection: _Collection) -> GenerationRequest:
-        key = content_id(prompt)
-        seed = derive_seed(self._run_seed, *collection.place, key, collection.num_asked[key])
-        collection.num_asked[key] += 1
-        limit = collection.limits.max_new_tokens
-        return GenerationRequest(prompt, (seed,), collection.limits.temperature, limit if cap is None else min(cap, limit))
+    def _next_batch(self, turns: Turns) -> list[Prompted]:
+        """Requests for a turn of all open episodes, or those that came in time; one that asked for a prompt's tokens first may still join."""
+        batch: list[Prompted] = []
+        num_missing: Callable[[], int] = lambda: self._num_open - len(batch)  # noqa: E731
+        while asked := self._server.take(num_missing, self._config.batch_wait_s):
+            batch += turns.prompts(asked)
+            if not any(one.is_tokenize for one in asked):
+                break
+        return batch
 
     async def _post(self, run: _Run, slots: asyncio.Semaphore, limits: Limits) -> None:
         """Plays one episode, again where its server fails; fills in the run."""
@@ -227,7 +180,9 @@ class GymPlayer:
             self._num_open += 1
             try:
                 for attempt in range(1 + self._config.max_retries):
-                    self._cost[_RETRIES] += attempt > 0
+                    if attempt:
+                        self._cost[_RETRIES] += 1
+                        await asyncio.sleep(_PAUSE_S)
                     if await self._post_once(session, run, body):
                         return
             finally:
@@ -251,32 +206,25 @@ class GymPlayer:
         run.result = _checked_result(run.row, response.status, content)
         return True
 
-    def _played(self, run: _Run, collection: _Collection) -> PlayedEpisode:
+    def _played(self, run: _Run, turns: Turns, limits: Limits) -> PlayedEpisode:
         result = run.result or {}
-        tickets = tickets_of(result)
-        unknown = [ticket for ticket in tickets if ticket not in collection.turns]
-        turns = [] if unknown else [collection.turns.pop(ticket) for ticket in tickets]
-        played = PlayedEpisode(AgentEpisode(run.row.id, self._shown(turns[-1]) if turns else (), result), turns)
-        if run.result is None or unknown:
-            played.end = EpisodeEnd.ENGINE_FAILED if collection.engine_failure else EpisodeEnd.ENVIRONMENT_FAILED
-            played.failure = collection.engine_failure or run.failure or f"{run.row.family} returned a turn that was not sampled for it"
-        elif collection.limits.ends_at_cut and any(turn.completion.finish_reason is FinishReason.LENGTH for turn in turns):
+        claimed = turns.claim(result)
+        episode = AgentEpisode(run.row.id, result, claimed[-1] if claimed else None, self._renderer.decode)
+        played = PlayedEpisode(episode, claimed)
+        is_training = limits.ends_at_cut
+        if run.engine_failed:
+            played.end, played.failure = EpisodeEnd.ENGINE_FAILED, turns.engine_failure
+        elif run.result is None or not claimed:
+            refusal = f"; refused: {turns.refusal or self._server.refusal}" if turns.refusal or self._server.refusal else ""
+            played.end = EpisodeEnd.ENVIRONMENT_FAILED
+            played.failure = (run.failure or f"{run.row.family} returned no turn that was sampled for it") + refusal
+        elif is_training and _is_masked(result):
+            played.end, played.failure = EpisodeEnd.ENVIRONMENT_FAILED, f"{run.row.family} masks the episode (mask_sample)"
+        elif is_training and any(turn.completion.finish_reason is FinishReason.LENGTH for turn in claimed):
             played.end = EpisodeEnd.TRUNCATED
         else:
             played.end, played.reward = EpisodeEnd.CLOSED, float(result["reward"])
         return played
-
-    def _shown(self, turn: SampledTurn) -> tuple[Message, ...]:
-        return Message(Role.USER, self._renderer.decode(turn.prompt_token_ids)), turn.action.as_message()
-
-    def _check_tickets(self, runs: Sequence[_Run], collection: _Collection) -> None:
-        finished = [run.result for run in runs if run.result is not None]
-        if collection.turns and finished and not any(tickets_of(result) for result in finished):
-            raise UserError(
-                f"{len(collection.turns)} turns were sampled and no result of {len(finished)} episodes says which are its own",
-                rule="an agent hands on what the model server returns as token ids",
-                fix="set return_token_id_information: true on NeMo-Gym's policy model server (vllm_model)",
-            )
 
 
 @contextmanager
@@ -306,10 +254,27 @@ def opened(
         portal.call(server.start)
         stack.callback(portal.call, server.stop)
         address = f"http://{config.listen.rpartition(':')[0]}:{server.port}/v1"
-        check = stack.enter_context(running(command(address), directory))
+        check = stack.enter_context(running(command(address), directory, head=config.head))
         sys.stderr.write(f"environment: the policy answers at {address}; waiting for NeMo-Gym at {config.head}\n")
         agents = wait_for_agents(config.head, (row.family for row in rows), config.start_deadline_s, check)
-        yield GymPlayer(config, engine, renderer, portal=portal, server=server, agents=agents, run_seed=run_seed)
+        yield GymPlayer(config, engine, renderer, portal=portal, server=server, agents=agents, check=check, run_seed=run_seed)
+
+
+def _mark_open(runs: Sequence[_Run]) -> None:
+    """Before anybody is told that the engine failed: whatever comes back from here on says nothing."""
+    for run in runs:
+        run.engine_failed |= run.result is None
+
+
+def _check_tickets(runs: Sequence[_Run], turns: Turns) -> None:
+    """Refuses model servers that hand no tickets on: then every result that holds a turn at all lacks them."""
+    talking = [run.result for run in runs if run.result is not None and says_something(run.result)]
+    if talking and turns.num_unclaimed and not any(tickets_of(result) for result in talking):
+        raise UserError(
+            f"{turns.num_unclaimed} turns were sampled and no result of {len(talking)} episodes says which are its own",
+            rule="an agent hands on what the model server returns as token ids",
+            fix="set return_token_id_information: true on NeMo-Gym's policy model server (vllm_model)",
+        )
 
 
 def _checked_result(row: EpisodeRow, status: int, content: bytes) -> dict[str, Any]:
@@ -339,6 +304,12 @@ def _checked_result(row: EpisodeRow, status: int, content: bytes) -> dict[str, A
             fix="use an agent whose rewards are, or have its resources server scale them",
         )
     return result
+
+
+def _is_masked(result: dict[str, Any]) -> bool:
+    """Whether the environment takes back what it says: a time-out or a pass by accident, as anyterminal_agent and swe_agents mark them."""
+    instance = result.get("instance_config")
+    return result.get("mask_sample") is True or (isinstance(instance, dict) and instance.get("mask_sample") is True)
 
 
 def _is_short(value: object) -> bool:

@@ -7,9 +7,11 @@ Upstream: `GET /global_config_dict_yaml` of the head server gives the configurat
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,27 +31,46 @@ _LOOK_EVERY_S = 1.0
 _ANSWER_S = 10.0
 # NeMo-Gym ends its servers and Ray when it is interrupted.
 _END_S = 30.0
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec a process with threads must not.
+_LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
-def running(command: Sequence[str] | None, directory: Path) -> Iterator[Callable[[], None]]:
+def running(command: Sequence[str] | None, directory: Path, *, head: str) -> Iterator[Callable[[], None]]:
     """Keeps the servers of `command` for the block; gives a function that raises once their program has ended.
+
+    The program ends with this process, however that ends (Linux): a stage may be killed while it plays.
 
     Args:
         directory: gets the program's output, appended.
+        head: where its head server will answer, and nobody may answer yet.
 
     Raises:
-        UserError: for a program that does not exist.
+        UserError: for a program that does not exist, or where somebody answers at `head`.
     """
     if command is None:
         yield lambda: None
         return
+    if _answers(head):
+        raise UserError(
+            f"environment.command is set and somebody answers at {head}",
+            rule="the program starts servers of its own there; those of another run would ask another policy",
+            fix="end what runs there, choose another port, or leave environment.command out to play with it",
+        )
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / LOG
     with log.open("ab") as stream:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=own_environment(), start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=own_environment(),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         except OSError as error:
             raise UserError(
@@ -148,10 +169,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-        if process.poll() is not None and not _group_lives(process.pid):
-            return
+        limit_s = time.monotonic() + _END_S
+        while time.monotonic() < limit_s:
+            if process.poll() is not None and not _group_lives(process.pid):
+                return
+            time.sleep(_POLL_S)
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec: asks the kernel for SIGTERM once the parent is gone."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _group_lives(group: int) -> bool:

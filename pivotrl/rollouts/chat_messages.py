@@ -17,7 +17,7 @@ from pivotrl.trajectories.adapters.conversation import Conversation
 from pivotrl.trajectories.adapters.openai_messages import add_message
 from pivotrl.trajectories.source import RowQuarantined
 from pivotrl.trajectories.tools import parse_tools
-from pivotrl.types import Action, Completion, FinishReason, ParseOutcome, Role, State, Tool, ToolCall, ToolOrigin
+from pivotrl.types import Action, Completion, FinishReason, ParseOutcome, State, Tool, ToolCall, ToolOrigin
 
 _CAPS = ("max_tokens", "max_completion_tokens")
 # What would make a reply of another form than the one turn that is learned from.
@@ -41,8 +41,10 @@ class ChatRequest:
 def read_chat(body: Any) -> ChatRequest:
     """The request of a JSON body. Sampling settings other than the cap are not read: how a policy samples is the recipe's.
 
+    A last message of the assistant, as after a turn of thinking alone, is history like the others: the next turn is a new one.
+
     Raises:
-        UnusableRequest: for messages or tools that cannot be read, a last message of the assistant, several replies, a stream, or stop texts.
+        UnusableRequest: for messages or tools that cannot be read, several replies, a stream, or stop texts.
     """
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise UnusableRequest("`messages` is not a list with at least one message")
@@ -58,11 +60,9 @@ def read_chat(body: Any) -> ChatRequest:
     except RowQuarantined as error:
         raise UnusableRequest(str(error)) from error
     messages = conversation.finish()
-    if messages[-1].role is Role.ASSISTANT:
-        raise UnusableRequest("the last message is the assistant's; a turn is not continued")
     caps = [request[key] for key in _CAPS if request.get(key) is not None]
     if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
-        raise UnusableRequest(f"{' or '.join(_CAPS)} is not a positive number")
+        raise UnusableRequest("the cap on new tokens is not a positive number")
     return ChatRequest(State(messages, tools, ToolOrigin.ROW if tools else ToolOrigin.NONE), min(caps, default=None))
 
 
@@ -108,11 +108,23 @@ def tickets_of(result: Any) -> list[int]:
     >>> tickets_of({"response": {"output": [{"type": "message", "generation_token_ids": [7]}, {"type": "function_call_output"}]}})
     [7]
     """
+    held = [item["generation_token_ids"] for item in _output(result) if item.get("generation_token_ids")]
+    return [ids[0] if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], int) else -1 for ids in cast("list[Any]", held)]
+
+
+def _output(result: Any) -> list[dict[str, Any]]:
     response = result.get("response") if isinstance(result, dict) else None
     output = response.get("output") if isinstance(response, dict) else None
-    items = [cast("dict[str, Any]", item) for item in cast("list[Any]", output or []) if isinstance(item, dict)]
-    held = [item["generation_token_ids"] for item in items if item.get("generation_token_ids")]
-    return [ids[0] if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], int) else -1 for ids in cast("list[Any]", held)]
+    return [cast("dict[str, Any]", item) for item in cast("list[Any]", output or []) if isinstance(item, dict)]
+
+
+def says_something(result: Any) -> bool:
+    """Whether an agent's result holds a turn of the policy, with or without its ticket.
+
+    >>> says_something({"response": {"output": [{"type": "function_call_output"}]}}), says_something({"response": {"output": [{"type": "message"}]}})
+    (False, True)
+    """
+    return any(item.get("type") in ("message", "function_call", "reasoning") and item.get("role") != "user" for item in _output(result))
 
 
 def _said(action: Action, text: str, tools: tuple[Tool, ...]) -> tuple[str, tuple[ToolCall, ...], str | None]:

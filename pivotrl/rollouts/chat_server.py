@@ -24,6 +24,8 @@ _MAX_BODY_BYTES = 1 << 28
 _POLL_S = 0.1
 # All agents may call at once.
 _BACKLOG = 4096
+# Not 503: NeMo-Gym's model server asks again for ever then, and a request of an abandoned episode would be answered in a later step.
+_GONE = 410
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ChatServer:
         self.port = int(port)
         self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._is_open = False
+        self.refusal = ""
+        """Why a request could not be read, the first time since `open`."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -98,13 +102,13 @@ class ChatServer:
 
     def open(self) -> None:
         """From here on requests are taken in."""
-        self._is_open = True
+        self._is_open, self.refusal = True, ""
 
     def shut(self) -> None:
         """From here on requests are refused, those that wait too: no rollouts are collected."""
         self._is_open = False
         while not self._asked.empty():
-            self._asked.get().refuse(_SHUT, 503)
+            self._asked.get().refuse(_SHUT, _GONE)
 
     def take(self, num_expected: Callable[[], int], wait_s: float) -> list[Asked]:
         """The requests that wait: once there are as many as expected, or none has come for `wait_s`. Empty where none comes for a moment.
@@ -139,9 +143,10 @@ class ChatServer:
         try:
             asked = Asked(read_chat(orjson.loads(await request.read())), is_tokenize, asyncio.get_running_loop().create_future())
         except (UnusableRequest, orjson.JSONDecodeError) as error:
+            self.refusal = self.refusal or str(error)
             return _json(_error(str(error), 400), 400)
         if not self._is_open:
-            return _json(_error(_SHUT, 503), 503)
+            return _json(_error(_SHUT, _GONE), _GONE)
         self._asked.put(asked)
         status, body = await asked.reply
         return _json(body, status)

@@ -94,7 +94,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GymPlayer
     policy = TextPolicy(renderer)
 
     def command(policy_base_url: str) -> list[str]:
-        return [str(RECIPE / "servers.sh"), policy_base_url, port, str(directory)]
+        return [str(RECIPE / "servers.sh"), str(BIN.parent), policy_base_url, port, str(directory)]
 
     with opened(config, rows, policy, renderer, command=command, directory=directory, run_seed=1) as player:
         yield player, policy, rows
@@ -133,4 +133,12 @@ def test_a_full_context_ends_an_episode_and_not_the_run(played: tuple[GymPlayer,
     player, _, rows = played
     limits = Limits(max_prompt_tokens=10, max_new_tokens=10, temperature=1.0)
     (episode,) = player.play(rows[:1], 1, limits=limits, place=("train", 2))
-    assert (episode.end, episode.reward, episode.turns) == (EpisodeEnd.CLOSED, 0.0, [])
+    assert (episode.end, episode.turns) == (EpisodeEnd.ENVIRONMENT_FAILED, [])
+    assert "the maximum context length is 10 tokens" in episode.failure
+
+
+def test_a_policy_that_thinks_and_says_nothing_is_asked_again(played: tuple[GymPlayer, TextPolicy, Any]) -> None:
+    player, policy, rows = played
+    policy.answer = lambda prompt: "<think>\nHm.\n</think>\n\n" if prompt.count("<|im_start|>assistant") < 3 else "I give up."
+    (episode,) = player.play(rows[:1], 1, limits=LIMITS, place=("train", 3))
+    assert (episode.end, episode.reward, len(episode.turns)) == (EpisodeEnd.CLOSED, 0.0, 3)

@@ -34,6 +34,8 @@ class FakeGym:
     """From a result to the status and body that are answered."""
     asks: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
     """From a request to the policy to the one that is sent."""
+    swallows: bool = False
+    """Whether a failed request to the policy ends the episode with what there is, as some agents do."""
     max_turns: int | None = None
     """Turns after which the agent gives up."""
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -57,7 +59,7 @@ class FakeGym:
                 reply = self._ask(self.asks(asked))
             except urllib.error.HTTPError as error:
                 self.refusals.append(error.read().decode())
-                if error.code >= 500:
+                if error.code >= 500 and not self.swallows:
                     return 500, {"detail": "the model server failed"}
                 break
             message = reply["choices"][0]["message"]

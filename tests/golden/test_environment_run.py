@@ -140,7 +140,7 @@ def test_where_episodes_are_played_is_no_part_of_what_a_stage_is(loaded: LoadedR
     moved = here.model_copy(update={"train_rows": (str(tmp_path / "moved.jsonl"),), "max_concurrent_episodes": 3, "episode_deadline_s": 60})
     changed = LoadedRecipe(loaded.recipe.model_copy(update={"environment": moved}), loaded.directory, loaded.origins)
     (tmp_path / "moved.jsonl").write_text(rows.splitlines()[0] + "\n" + rows.splitlines()[1] + "\n")
-    with pytest.raises(UserError, match="train"):
+    with pytest.raises(UserError, match="holds output of another config or other inputs"):
         pipeline.run_stage("train", changed, run)
     (tmp_path / "moved.jsonl").write_text(rows)
     pipeline.run_stage("train", changed, run)

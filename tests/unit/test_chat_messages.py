@@ -64,14 +64,19 @@ def test_a_conversation_is_read_as_an_adapter_reads_it() -> None:
         ({"messages": [{"role": "user", "content": "hi"}], "n": 2}, "`n` is 2"),
         ({"messages": [{"role": "user", "content": "hi"}], "stream": True}, "`stream` is True"),
         ({"messages": [{"role": "user", "content": "hi"}], "stop": ["\n"]}, "`stop` is"),
-        ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 0}, "max_tokens or max_completion_tokens is not a positive number"),
+        ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 0}, "the cap on new tokens is not a positive number"),
         ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": "many"}, "is not a positive number"),
-        ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hel"}]}, "the last message is the assistant's"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(body: Any, reason: str) -> None:
     with pytest.raises(UnusableRequest, match=reason):
         read_chat(body)
+
+
+def test_a_turn_of_thinking_alone_is_history() -> None:
+    """What simple_agent asks with after one: it has said nothing and called nothing, so its agent asks again."""
+    asked = read_chat({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>hm</think>"}]})
+    assert [(one.role, one.content, one.reasoning) for one in asked.state.messages[1:]] == [(Role.ASSISTANT, "", "hm")]
 
 
 def test_what_changes_nothing_is_taken() -> None:

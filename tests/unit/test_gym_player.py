@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +23,7 @@ from pivotrl.config.schema import RenderConfig
 from pivotrl.errors import InfraLimitError, UserError
 from pivotrl.gym.episode_rows import EpisodeRow, read_episode_rows
 from pivotrl.gym.player import GymPlayer, opened
+from pivotrl.gym.servers import running
 from pivotrl.identity import content_id, derive_seed
 from pivotrl.rollouts.engine import EngineError, GenerationRequest
 from pivotrl.rollouts.episodes import EpisodeEnd, Limits, PlayedEpisode, WorldPlayer
@@ -120,10 +123,11 @@ def test_the_kth_sample_of_a_prompt_has_its_kth_seed(desk: Callable[..., Any]) -
 def test_open_episodes_are_answered_in_one_batch(desk: Callable[..., Any]) -> None:
     player, _, engine, rows = desk(num_tasks=4, num_known=4, batch_wait_s=30.0)
     sizes: list[int] = []
-    generate = engine.generate
+    generate, started_s = engine.generate, time.monotonic()
     engine.generate = lambda requests: (sizes.append(len(requests)), generate(requests))[1]
     player.play(rows, 2, limits=LIMITS, place=PLACE)
-    assert sizes[0] == 8, "nothing was sampled before all had asked, and nobody waited for 30 s"
+    assert sizes[0] == 8, "nothing was sampled before all had asked"
+    assert time.monotonic() - started_s < 25, "and once episodes had ended nobody waited for as many as before"
 
 
 def test_a_cap_of_the_agents_own_is_kept_and_a_larger_one_is_not(desk: Callable[..., Any]) -> None:
@@ -151,12 +155,67 @@ def test_a_prompt_that_is_too_long_is_refused_in_words_that_nemo_gym_knows(desk:
     player, gym, engine, rows = desk(num_tasks=1)
     limits = Limits(max_prompt_tokens=3, max_new_tokens=40, temperature=1.0)
     (played,) = player.play(rows, 1, limits=limits, place=PLACE)
-    assert played.turns == []
-    assert played.end is EpisodeEnd.CLOSED
-    assert played.reward == 0.0
+    assert played.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert "returned no turn" in played.failure
+    assert "render.max_prompt_tokens" in played.failure
     assert engine.requests == []
     assert "context length" in gym.refusals[0]
     assert json.loads(gym.refusals[0])["error"]["code"] == 400
+
+
+def test_an_agent_that_turns_errors_into_rewards_teaches_nothing(desk: Callable[..., Any]) -> None:
+    """As mini_swe_agent and harbor_agent do: whatever fails, the answer is 200, reward 0, no output or the turns so far."""
+    player, gym, engine, rows = desk(num_tasks=2, num_known=2, max_retries=0)
+    gym.swallows = True
+    engine.fails_after = 0
+    played = player.play(rows, 2, limits=LIMITS, place=PLACE)
+    assert [(one.end, one.failure, one.reward) for one in played] == [(EpisodeEnd.ENGINE_FAILED, "out of memory", 0.0)] * 4
+    engine.fails_after = len(engine.requests) + 8
+    played = player.play(rows, 2, limits=LIMITS, place=PLACE)
+    assert {one.end for one in played} == {EpisodeEnd.ENGINE_FAILED}
+    engine.fails_after = None
+    gym.changes = lambda result: (200, {"reward": 1.0, "response": {"output": []}})
+    gym.asks = lambda body: {**body, "stop": ["x"]}
+    played = player.play(rows, 1, limits=LIMITS, place=PLACE)
+    assert {one.end for one in played} == {EpisodeEnd.ENVIRONMENT_FAILED}
+    assert "`stop` is ['x']" in played[0].failure
+
+
+@pytest.mark.parametrize("mask", [{"mask_sample": True}, {"instance_config": {"mask_sample": True}}])
+def test_what_an_environment_masks_is_not_learned_from_and_is_scored(desk: Callable[..., Any], mask: dict[str, Any]) -> None:
+    player, gym, _, rows = desk(num_tasks=1, num_known=1)
+    gym.changes = lambda result: (200, {**result, **mask})
+    (trained,) = player.play(rows, 1, limits=LIMITS, place=PLACE)
+    assert trained.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert "mask_sample" in trained.failure
+    (scored,) = player.play(rows, 1, limits=Limits(4000, 400, 1.0), place=("eval", "environment"))
+    assert (scored.end, scored.reward) == (EpisodeEnd.CLOSED, 1.0)
+
+
+def test_a_ticket_named_twice_is_nobodys(desk: Callable[..., Any]) -> None:
+    player, gym, _, rows = desk(num_tasks=1, num_known=1)
+    gym.changes = lambda result: (200, {**result, "response": {"output": result["response"]["output"][:1] * 2}})
+    (played,) = player.play(rows, 1, limits=LIMITS, place=PLACE)
+    assert played.end is EpisodeEnd.ENVIRONMENT_FAILED
+
+
+def test_who_asks_for_a_prompts_length_first_joins_the_same_batch(desk: Callable[..., Any]) -> None:
+    """As browsecomp_agent does before every turn."""
+    player, gym, engine, rows = desk(num_tasks=2, num_known=2, batch_wait_s=5.0)
+    lengths: list[int] = []
+
+    def measures(body: dict[str, Any]) -> dict[str, Any]:
+        address = gym.policy_base_url.removesuffix("/v1") + "/tokenize"
+        lengths.append(httpx.post(address, json={"messages": body["messages"], "tools": body["tools"]}, timeout=60).json()["count"])
+        return body
+
+    gym.asks = measures
+    sizes: list[int] = []
+    generate = engine.generate
+    engine.generate = lambda requests: (sizes.append(len(requests)), generate(requests))[1]
+    played = player.play(rows, 1, limits=LIMITS, place=PLACE)
+    assert sorted(lengths) == sorted(len(turn.prompt_token_ids) for one in played for turn in one.turns)
+    assert sizes[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -166,7 +225,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_words_that_nemo_gym_knows(desk:
         (lambda result: (200, {**result, "reward": 2.5}), "returns the reward 2.5"),
         (lambda result: (200, {**result, "reward": True}), "returns the reward True"),
         (lambda result: (200, {"response": result["response"]}), "returns the reward None"),
-        (lambda result: (200, {**result, "response": {"output": []}}), "no result of 1 episodes says which are its own"),
+        (lambda result: (200, {**result, "response": {"output": [{"type": "message"}]}}), "no result of 1 episodes says which are its own"),
     ],
 )
 def test_what_the_recipes_author_must_mend_is_refused(desk: Callable[..., Any], changes: Any, message: str) -> None:
@@ -234,7 +293,7 @@ def test_nobody_is_answered_between_collections(desk: Callable[..., Any]) -> Non
     player, gym, engine, rows = desk(num_tasks=1)
     body = {"messages": [{"role": "user", "content": "hi"}]}
     response = httpx.post(f"{gym.policy_base_url}/chat/completions", json=body)
-    assert response.status_code == 503
+    assert response.status_code == 410, "NeMo-Gym asks again for ever after a 503"
     assert "no rollouts are being collected" in response.text
     assert engine.requests == []
     assert httpx.get(f"{gym.policy_base_url}/models").json()["data"][0]["id"] == "policy"
@@ -274,6 +333,8 @@ def test_servers_that_do_not_come_up(renderer: Renderer, tmp_path: Path) -> None
         start(["/nowhere/gym"])
     with pytest.raises(InfraLimitError, match=r"environment.command ended with code 7; see .*servers.log"):
         start(["bash", "-c", "echo starts for URL; exit 7"], start_deadline_s=60)
+    with fake_gym([]) as gym, pytest.raises(UserError, match=f"environment.command is set and somebody answers at {gym.head}"):
+        start(["sleep", "1000"], head=gym.head)
     assert "starts for http://127.0.0.1:" in (tmp_path / "servers.log").read_text()
 
 
@@ -294,3 +355,33 @@ def test_rows_are_read_once_each_and_refused_with_their_place(tmp_path: Path) ->
     file.write_text("")
     with pytest.raises(UserError, match="names no row"):
         read_episode_rows([file], key="environment.train_rows")
+
+
+def test_the_servers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL leaves nothing to clean up with: the kernel ends the program."""
+    words = ["bash", "-c", "echo $$ >started; exec sleep 1000"]
+    imports = "from pathlib import Path; import time; from pivotrl.gym.servers import running"
+    code = f"{imports}\nwith running({words}, Path('.'), head='http://127.0.0.1:9'): time.sleep(1000)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    pid = _wait(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text().strip())
+    process.kill()
+    process.wait()
+    assert _wait(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_the_servers_are_given_time_to_end(tmp_path: Path) -> None:
+    """The program ends at once when it is interrupted; what it started cleans up first."""
+    ends = "def end(*_):\n    time.sleep(1)\n    open('cleaned', 'w')\n    sys.exit()\nsignal.signal(signal.SIGINT, end)\n"
+    (tmp_path / "child.py").write_text(f"import signal, sys, time\n{ends}open('ready', 'w')\ntime.sleep(1000)\n")
+    leader = f"import os, subprocess, sys, time\nos.chdir({str(tmp_path)!r})\nsubprocess.Popen([sys.executable, 'child.py'])\ntime.sleep(1000)"
+    with running([sys.executable, "-c", leader], tmp_path, head="http://127.0.0.1:9"):
+        _wait((tmp_path / "ready").exists)
+    assert (tmp_path / "cleaned").exists()
+
+
+def _wait(condition: Callable[[], Any]) -> Any:
+    limit_s = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < limit_s
+        time.sleep(0.05)
+    return found
