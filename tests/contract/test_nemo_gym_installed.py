@@ -139,6 +139,7 @@ def test_a_full_context_ends_an_episode_and_not_the_run(played: tuple[GymPlayer,
 
 def test_a_policy_that_thinks_and_says_nothing_is_asked_again(played: tuple[GymPlayer, TextPolicy, Any]) -> None:
     player, policy, rows = played
-    policy.answer = lambda prompt: "<think>\nHm.\n</think>\n\n" if prompt.count("<|im_start|>assistant") < 3 else "I give up."
+    thoughts = iter(("<think>\nHm.\n</think>\n\n", "<think>\nHm, hm.\n</think>\n\n"))
+    policy.answer = lambda prompt: next(thoughts, "I give up.")
     (episode,) = player.play(rows[:1], 1, limits=LIMITS, place=("train", 3))
     assert (episode.end, episode.reward, len(episode.turns)) == (EpisodeEnd.CLOSED, 0.0, 3)
