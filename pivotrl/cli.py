@@ -215,10 +215,18 @@ def engine(
 ) -> None:
     """One rollout engine for a run with `placement.type: remote`, on this machine; serves stage after stage."""
     from pivotrl import pipeline
+    from pivotrl.errors import UserError
     from pivotrl.verbs.engine import run_engine
 
-    loaded = pipeline.load(recipe, [])
-    run_engine(run or pipeline.default_run(loaded), loaded.recipe.engine, connect=connect, patience_s=patience)
+    try:
+        loaded = pipeline.load(recipe, [])
+    except UserError:
+        # A recipe may need words that the trainer alone was given; all that is read here is which packages to import early.
+        if run is None:
+            raise
+        run_engine(run, None, connect=connect, patience_s=patience)
+    else:
+        run_engine(run or pipeline.default_run(loaded), loaded.recipe.engine, connect=connect, patience_s=patience)
 
 
 @app.command()

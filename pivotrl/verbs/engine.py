@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 _RETRY_S = 2.0
 
 
-def run_engine(run: Path, config: EngineConfig, *, connect: str | None, patience_s: float) -> None:
+def run_engine(run: Path, config: EngineConfig | None, *, connect: str | None, patience_s: float) -> None:
     """Serves every stage of a run, one after the other.
 
     Ends where no trainer could be found for `patience_s` seconds, since nobody tells a remote engine that the run is over.
 
     Args:
-        config: the recipe's engine, whose packages are imported while the trainer starts; the trainer's message decides which one is built.
+        config: the recipe's engine, whose packages are imported while the trainer starts; None where it is not known. The trainer's message decides
+            which one is built.
         connect: HOST:PORT of the trainer's process, or None to read it from RUN/engines/address.
 
     Raises:
@@ -41,9 +42,10 @@ def run_engine(run: Path, config: EngineConfig, *, connect: str | None, patience
     from pivotrl.rollouts.replica import serve
     from pivotrl.rollouts.wire import PeerLost, knock
 
-    with contextlib.suppress(UserError):
-        # The trainer hears of a package that is missing when it asks for the engine.
-        import_engine(config)
+    if config is not None:
+        with contextlib.suppress(UserError):
+            # The trainer hears of a package that is missing when it asks for the engine.
+            import_engine(config)
     was_found, last_seen_s, reason = False, time.monotonic(), f"{run / 'engines' / ADDRESS} does not exist"
     while time.monotonic() - last_seen_s < patience_s:
         try:
