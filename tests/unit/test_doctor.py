@@ -30,6 +30,7 @@ SUPER = ROOT / "configs" / "models" / "nemotron3_super_120b.yaml"
 JUDGE = "verifier={{type: judge, endpoint: '{url}', model: {model}, prompt: equivalence.v1, on_disagreement: zero}}"
 # Faults below that need a machine rather than a file.
 ON_MACHINES = {"mounts", "environment", "convert-memory", "judge", "judge-model", "disk", "port", "versions", "engine", "memory", "idle-processes"}
+OF_ENVIRONMENTS = {f"environment-{part}" for part in ("rows", "command", "head", "agents", "port")}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +193,7 @@ def test_the_verb_prints_a_table_writes_json_and_says_whether_to_submit(tmp_path
 def test_every_check_has_a_seeded_fault_and_a_line_in_the_documentation() -> None:
     sources = "".join(path.read_text() for path in sorted((ROOT / "pivotrl" / "doctor").glob("*.py")))
     names = set(re.findall(r"(?:error|warn|report|refused_by|_report)\(\s*(?:findings, )?\"([a-z-]+)\"", sources))
-    seeded = {fault.check for fault in SETTINGS} | {fault.check for fault in RUNS} | ON_MACHINES
+    seeded = {fault.check for fault in SETTINGS} | {fault.check for fault in RUNS} | ON_MACHINES | OF_ENVIRONMENTS
     # No tiny row makes these fail: they need a template, a format or a judge that fails on some rows only.
     assert names - seeded == {"template-rows", "round-trip", "verifier-infra", "verifier"}
     assert seeded <= names
