@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
@@ -23,18 +24,16 @@ def check_environment(loaded: LoadedRecipe, run: Path, findings: Findings) -> No
     recipe, config = loaded.recipe, loaded.recipe.environment
     if config is None:
         return
+    is_scored = any(isinstance(suite, EnvironmentSuite) for suite in recipe.eval.suites)
+    keys: list[Literal["train_rows", "test_rows"]] = [*(["train_rows"] if recipe.plays_environment else []), *(["test_rows"] if is_scored else [])]
     agents: set[str] = set()
-    if recipe.plays_environment:
-        with findings.refused_by("environment-rows", place(loaded, "environment.train_rows")):
-            rows = build.environment_rows(loaded, run, "train_rows")
+    for key in keys:
+        with findings.refused_by("environment-rows", place(loaded, f"environment.{key}")):
+            rows = build.environment_rows(loaded, run, key)
             agents |= {row.family for row in rows}
-            findings.figures["train_rows"] = len(rows)
-            check_amount(rows, recipe.train)
-    if any(isinstance(suite, EnvironmentSuite) for suite in recipe.eval.suites):
-        with findings.refused_by("environment-rows", place(loaded, "environment.test_rows")):
-            rows = build.environment_rows(loaded, run, "test_rows")
-            agents |= {row.family for row in rows}
-            findings.figures["test_rows"] = len(rows)
+            findings.figures[key] = len(rows)
+            if key == "train_rows":
+                check_amount(rows, recipe.train)
     _check_port(loaded, config, findings)
     if config.command is not None:
         _check_program(loaded, run, config.command[0], findings)

@@ -253,9 +253,8 @@ def opened(
         server = ChatServer(config.listen)
         portal.call(server.start)
         stack.callback(portal.call, server.stop)
-        address = f"http://{config.listen.rpartition(':')[0]}:{server.port}/v1"
-        check = stack.enter_context(running(command(address), directory, head=config.head))
-        sys.stderr.write(f"environment: the policy answers at {address}; waiting for NeMo-Gym at {config.head}\n")
+        check = stack.enter_context(running(command(server.base_url), directory, head=config.head))
+        sys.stderr.write(f"environment: the policy answers at {server.base_url}; waiting for NeMo-Gym at {config.head}\n")
         agents = wait_for_agents(config.head, (row.family for row in rows), config.start_deadline_s, check)
         yield GymPlayer(config, engine, renderer, portal=portal, server=server, agents=agents, check=check, run_seed=run_seed)
 

@@ -66,15 +66,13 @@ class Turns:
 
     def prompts(self, asked: Sequence[Asked]) -> list[Prompted]:
         """The requests for a turn with their prompts; whoever wants a prompt's tokens alone is answered, others are refused."""
-        found: list[Prompted] = []
+        longest, found = self._limits.max_prompt_tokens, list[Prompted]()
         for prompt, one in self._rendered(asked):
             if one.is_tokenize:
-                limit = self._limits.max_prompt_tokens + self._limits.max_new_tokens
-                one.answer({"tokens": list(prompt), "count": len(prompt), "max_model_len": limit})
-            elif len(prompt) > self._limits.max_prompt_tokens:
+                one.answer({"tokens": list(prompt), "count": len(prompt), "max_model_len": longest + self._limits.max_new_tokens})
+            elif len(prompt) > longest:
                 # In the words that NeMo-Gym's model server takes for a full context, and not for an error.
-                limit = f"the maximum context length is {self._limits.max_prompt_tokens} tokens (render.max_prompt_tokens)"
-                self._refuse(one, f"{limit} and the messages have {len(prompt)}")
+                self._refuse(one, f"the maximum context length is {longest} tokens (render.max_prompt_tokens) and the messages have {len(prompt)}")
             else:
                 found.append((prompt, one))
         return found

@@ -26,6 +26,7 @@ _POLL_S = 0.1
 _BACKLOG = 4096
 # Not 503: NeMo-Gym's model server asks again for ever then, and a request of an abandoned episode would be answered in a later step.
 _GONE = 410
+_SHUT = "no rollouts are being collected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,11 @@ class ChatServer:
             ) from error
         self.port = self._runner.addresses[0][1]
 
+    @property
+    def base_url(self) -> str:
+        """What agents are told, once it listens."""
+        return f"http://{self._host}:{self.port}/v1"
+
     async def stop(self) -> None:
         """Closes the port; whoever still waits gets no answer."""
         if self._runner is not None:
@@ -150,9 +156,6 @@ class ChatServer:
         self._asked.put(asked)
         status, body = await asked.reply
         return _json(body, status)
-
-
-_SHUT = "no rollouts are being collected"
 
 
 def _error(reason: str, status: int) -> dict[str, Any]:

@@ -7,14 +7,15 @@ Only the order desk itself is shared with the product.
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from fakes.loopback import serving
 
 from pivotrl.types import Action, ParseOutcome, Role, ToolCall
 from pivotrl.worlds.order_desk import OrderDesk
@@ -99,7 +100,7 @@ def fake_gym(tasks: list[Any]) -> Iterator[FakeGym]:
 
         def do_GET(self) -> None:
             if self.path == "/global_config_dict_yaml":
-                entry = f"{{host: 127.0.0.1, port: {http.server_port}, entrypoint: app.py}}"
+                entry = f"{{host: 127.0.0.1, port: {gym.head.rpartition(':')[2]}, entrypoint: app.py}}"
                 model = "policy_model:\n  responses_api_models:\n    vllm_model: {host: h, port: 1}\n"
                 self._send(200, f"{model}{AGENT}:\n  responses_api_agents:\n    simple_agent: {entry}\n")
             else:
@@ -122,17 +123,8 @@ def fake_gym(tasks: list[Any]) -> Iterator[FakeGym]:
         def log_message(self, *_: object) -> None:
             """Keeps the test's output clean."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    gym.head = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as gym.head:
         yield gym
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 def _message(message: Any) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from fakes.loopback import serving
 
 from pivotrl.config.judge import JudgeVerifierConfig
 
@@ -88,17 +90,9 @@ def judge_server(reply: Callable[[dict[str, Any]], Reply]) -> Iterator[JudgeServ
         def log_message(self, *_: object) -> None:
             """Keeps the test's output clean."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.url = f"http://127.0.0.1:{http.server_port}/v1"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as address:
+        server.url = f"{address}/v1"
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 def shown(body: Mapping[str, Any]) -> tuple[str, str]:

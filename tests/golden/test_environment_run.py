@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.gym_agents import FakeGym, desk_rows, fake_gym
+from fakes.stage_files import contents
 from fakes.tiny_run import save_tiny
 from fakes.tiny_tokenizer import tiny_tokenizer
 from safetensors.torch import load_file, save_file
@@ -25,7 +26,6 @@ from pivotrl.rundir import Stage, read_json, read_jsonl
 from pivotrl.worlds.protocol import TaskSplit
 
 RECIPE = Path(__file__).parent / "environment_recipe"
-TIME_FILES = {"timing.json", "timing.jsonl"}
 
 
 def likes_vowels(result: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -67,11 +67,6 @@ def loaded(gym: FakeGym, checkpoint: Path, tmp_path: Path) -> LoadedRecipe:
     words = (f"model.path={checkpoint}", f"environment.head={gym.head}", f"environment.listen={listen}")
     rows = (f"environment.train_rows=[{tmp_path}/train.jsonl]", f"environment.test_rows=[{tmp_path}/test.jsonl]")
     return load_recipe(RECIPE, (*words, *rows))
-
-
-def contents(stage: Path) -> dict[str, bytes]:
-    files = (path for path in stage.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
-    return {str(path.relative_to(stage)): path.read_bytes() for path in files}
 
 
 def test_the_stages_of_a_run_and_what_they_learn_from(loaded: LoadedRecipe, gym: FakeGym, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from fakes import forks
+from fakes.stage_files import contents
 
 RECIPE = forks.ROOT / "tests" / "golden" / "tiny_recipe"
 STAGES = ("ingest", "sft", "profile", "select", "train", "eval")
-TIME_FILES = {"timing.json", "timing.jsonl"}
 KILLS_PER_STAGE = 2
 
 
@@ -42,11 +42,6 @@ def _kill_after(stage: str, run: Path, delay_s: float, *, from_first_data: bool)
     return process.wait() == -signal.SIGKILL
 
 
-def _contents(run: Path) -> dict[str, bytes]:
-    files = (path for path in run.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
@@ -66,7 +61,7 @@ def test_a_killed_run_ends_with_the_same_bytes(undisturbed: tuple[Path, dict[str
             num_killed += _kill_after(stage, run, rng.uniform(0.0, span_s), from_first_data=from_first_data)
         _finish(stage, run)
     assert num_killed >= len(STAGES), f"only {num_killed} kills landed before the stage had ended"
-    expected, actual = _contents(reference), _contents(run)
+    expected, actual = contents(reference), contents(run)
     assert sorted(actual) == sorted(expected)
     different = [name for name in expected if actual[name] != expected[name]]
     assert different == [], "files differ after a kill"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from fakes import forks
+from fakes.stage_files import contents
 
 RECIPE = forks.ROOT / "tests" / "golden" / "tiny_recipe"
-TIME_FILES = {"timing.json", "timing.jsonl"}
 # All stages at their smallest, training on two tensor parallel processes.
 WHOLE = (
     "run",
@@ -46,11 +46,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def _contents(stage: Path) -> dict[str, bytes]:
-    files = (path for path in stage.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
-    return {str(path.relative_to(stage)): path.read_bytes() for path in files}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_stages_end_with_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
@@ -69,7 +64,7 @@ def test_killed_stages_end_with_the_same_bytes(prepared: Path, tmp_path: Path) -
     assert all(code == 0 for code, _ in _finish(_start(runs[1], *words)))
 
     for stage, num_steps in (("sft", 6), ("train", 4)):
-        expected, actual = (_contents(run / stage) for run in runs)
+        expected, actual = (contents(run / stage) for run in runs)
         assert sorted(actual) == sorted(expected)
         assert [name for name in expected if actual[name] != expected[name]] == []
         assert expected["metrics.jsonl"].count(b"\n") >= num_steps

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fakes.stage_files import contents
 
 from pivotrl.config.load import load_recipe
 from pivotrl.errors import UserError
@@ -31,7 +32,6 @@ from pivotrl.rundir import Stage
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "launch" / "local_slurm"
 RECIPE = ROOT / "tests" / "golden" / "tiny_recipe"
-TIME_FILES = {"timing.json", "timing.jsonl"}
 # Two nodes train one model between them, and two jobs share the profiling.
 WORDS = (
     *("launch.train_nodes=2", "parallel.tensor_model_parallel_size=2", "launch.profile_shards=2"),
@@ -154,7 +154,7 @@ class Undisturbed:
         self.cluster.wait_for_state(run, "train", "COMPLETED", "FAILED", "GONE", "CANCELLED", "TIMEOUT")
         assert run_status(run)[0].state == "COMPLETED", log_files(run, "train")[0].read_text()
         self._wait("train")
-        expected, actual = _contents(self.run / "train"), _contents(run / "train")
+        expected, actual = contents(self.run / "train"), contents(run / "train")
         assert sorted(actual) == sorted(expected)
         assert [name for name in expected if actual[name] != expected[name]] == []
         assert any(name.endswith(".safetensors") for name in expected)
@@ -217,11 +217,6 @@ def ingested(cluster: LocalCluster, tmp_path: Path) -> Path:
     cluster.wait_for_state(run, "ingest", *OVER, "GONE")
     shutil.rmtree(run / "launch")
     return run
-
-
-def _contents(stage: Path) -> dict[str, bytes]:
-    files = (path for path in stage.rglob("*") if path.is_file() and path.name not in TIME_FILES and "checkpoints" not in path.parts)
-    return {str(path.relative_to(stage)): path.read_bytes() for path in files}
 
 
 def newest_checkpoint(run: Path) -> int:
